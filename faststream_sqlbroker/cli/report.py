@@ -1,6 +1,6 @@
 """`sqlbroker archive report`: render the archive as one HTML page."""
 
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +20,7 @@ from faststream_sqlbroker.cli.shared_options import (
 )
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
-from pyspark_sqlbroker.moments import TimeInput, parse_time
+from pyspark_sqlbroker.moments import MIN_TIME, TimeInput, parse_time
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -108,8 +108,5 @@ def _find_previous_period(since: str | None, until: str | None) -> tuple[datetim
     if start is None or end is None:
         return None
     # `datetime` ends at the year 1; a period that ends before it begins has no length.
-    length = max(timedelta(0), min(end - start, start - _MIN_TIME))
+    length = max(timedelta(0), min(end - start, start - MIN_TIME))
     return start - length, start
-
-
-_MIN_TIME = datetime.min.replace(tzinfo=timezone.utc)

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Table, inspect, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateIndex
 
+from faststream_sqlbroker.core.times import MIN_TIMESTAMP, from_microseconds
 from faststream_sqlbroker.exceptions import NotSupportedError, SchemaError
 from faststream_sqlbroker.schema.config import (
     SqlBrokerSchemaConfig,
@@ -29,6 +30,7 @@ FIRST_SUFFIX = "p0"
 CHECK_SUFFIX = "until"
 """Suffixes of a conversion after the archive's name: the unique index, the partition with the
 existing rows, and the check that these are older than the partition's end."""
+_FIRST_TIME = from_microseconds(MIN_TIMESTAMP)
 _BOUNDS = re.compile(r"FOR VALUES FROM \((MINVALUE|'[^']*')\) TO \('([^']*)'\)")
 _LIST_PARTITIONS = """
 SELECT c.relname, c.oid::regclass::text AS name, pg_get_expr(c.relpartbound, c.oid) AS bounds
@@ -55,8 +57,8 @@ class ArchivePartition:
 
     name: str
     """Quoted name for SQL."""
-    start: datetime | None
-    """First time in the partition; None if there is no lower bound."""
+    start: datetime
+    """First time in the partition; without a lower bound, the first time that Python supports."""
     end: datetime
     """First time after the partition."""
 
@@ -87,7 +89,7 @@ def list_partitions(connection: Connection, archive: Table) -> list[ArchiveParti
             continue
         with suppress(ValueError):  # infinity, or a date outside of Python's range
             lower = match[1].strip("'")
-            start = None if lower == "MINVALUE" else datetime.fromisoformat(lower)
+            start = _FIRST_TIME if lower == "MINVALUE" else datetime.fromisoformat(lower)
             partitions.append(ArchivePartition(name, start, datetime.fromisoformat(match[2])))
     return sorted(partitions, key=lambda partition: partition.end)
 
@@ -114,10 +116,7 @@ def add_partition(connection: Connection, config: SqlBrokerSchemaConfig) -> str 
     existing = list_partitions(connection, archive)
     now: datetime = connection.execute(text("SELECT statement_timestamp()")).scalar_one()
     for start, end in list_required_partitions(now, str(config.archive_partitions)):
-        if any(
-            partition.end > start and (partition.start is None or partition.start < end)
-            for partition in existing
-        ):
+        if any(partition.end > start and partition.start < end for partition in existing):
             continue
         if _has_default_rows(connection, archive, start, end):
             continue

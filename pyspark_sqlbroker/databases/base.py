@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 from sqlalchemy import Connection, Insert, Table, inspect
+from sqlalchemy.exc import SQLAlchemyError
 
 from faststream_sqlbroker.core.times import MAX_TIMESTAMP, MIN_TIMESTAMP, from_microseconds
 from faststream_sqlbroker.exceptions import SetupError
@@ -142,6 +143,19 @@ class ArchiveDatabase(ABC):
     @abstractmethod
     def begin(self, connection: Connection) -> None:
         """Begin a writing transaction that sees other commits, on a connection in autocommit."""
+
+    @contextmanager
+    def transaction(self, connection: Connection) -> Iterator[None]:
+        """Run the block after `begin`: commit at the end, roll back after an error."""
+        self.begin(connection)
+        try:
+            yield
+            connection.exec_driver_sql("COMMIT")
+        except BaseException:
+            # The connection may be gone, and the first error says why.
+            with suppress(SQLAlchemyError):
+                connection.exec_driver_sql("ROLLBACK")
+            raise
 
     def quote(self, name: str) -> str:
         """Quote `name` as an identifier, in double quotes if the database knows the standard."""

@@ -6,28 +6,16 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pyspark.sql import SparkSession
-from sqlalchemy import URL, Connection
+from sqlalchemy import URL
 
 from faststream_sqlbroker.core.times import Duration, parse_non_negative
 from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.schema.partitions import ArchivePartition
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import ArchiveDatabase, get_database
+from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.lake.lake import Lake
-from pyspark_sqlbroker.lake.removal import (
-    DELETE_CHUNK,
-    ArchiveRowIds,
-    LockedPartitions,
-    Partition,
-    delete_rows,
-    list_oldest,
-    list_rows,
-)
-from pyspark_sqlbroker.lake.row_checksums import (
-    NO_ROWS,
-    RowChecksums,
-    count_windows,
-    query_checksums,
-)
+from pyspark_sqlbroker.lake.removal import DELETE_CHUNK, ArchiveRowIds, ArchiveRows
+from pyspark_sqlbroker.lake.row_checksums import NO_ROWS, RowChecksums, count_windows
 from pyspark_sqlbroker.lake.verify import examine_lake
 from pyspark_sqlbroker.lake.windows import (
     ExportWindow,
@@ -36,7 +24,7 @@ from pyspark_sqlbroker.lake.windows import (
     floor_to_window,
     subtract_spans,
 )
-from pyspark_sqlbroker.load.selection import ARCHIVE, Selection, select_rows
+from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from pyspark_sqlbroker.moments import MIN_TIME
 from pyspark_sqlbroker.store_errors import convert_store_errors, wrap_callback
 
@@ -83,13 +71,11 @@ class _PruneRun:
     """The work of a call of `prune_archive` with an export."""
 
     lake: Lake
-    database: ArchiveDatabase
-    connection: Connection
-    selection: Selection
+    archive: ArchiveRows
     results: dict[str, PrunedWindow] = field(default_factory=dict)
-    partition_windows: dict[Partition, dict[str, RowChecksums]] = field(default_factory=dict)
+    partition_windows: dict[ArchivePartition, dict[str, RowChecksums]] = field(default_factory=dict)
     """Checksums in each partition, by name of window."""
-    dropped: list[Partition] = field(default_factory=list)
+    dropped: list[ArchivePartition] = field(default_factory=list)
     rows: int = 0
     damaged_windows: set[str] = field(default_factory=set)
     """Names of windows that differ in the lake from the verified state."""
@@ -165,11 +151,11 @@ def prune_archive(
             selection = select_rows(
                 ARCHIVE, table, schema, since=MIN_TIME, until=cutoff, queues=queues
             )
-            rows = _prune_by_age(database, connection, selection, dry_run=dry_run)
+            rows = _prune_by_age(ArchiveRows(database, connection, selection), dry_run=dry_run)
             return PruneResult(rows, (), (), cutoff, dry_run)
         lake = Lake(spark, exported, storage_options)
         selection = lake.select(database, source, table, schema)
-        run = _PruneRun(lake, database, connection, selection)
+        run = _PruneRun(lake, ArchiveRows(database, connection, selection))
         partitions = _prune_exported(
             run, cutoff, dry_run=dry_run, on_window=wrap_callback(on_window)
         )
@@ -194,18 +180,16 @@ def _check_options(
         )
 
 
-def _prune_by_age(
-    database: ArchiveDatabase, connection: Connection, selection: Selection, *, dry_run: bool
-) -> int:
+def _prune_by_age(archive: ArchiveRows, *, dry_run: bool) -> int:
     """Delete the selected rows, oldest first and a chunk at a time; return their number.
 
     Each chunk is a transaction, so that its locks are held briefly. A dry run only counts the rows.
     """
     if dry_run:
-        return query_checksums(database, connection, selection, checksums=False).rows
+        return archive.count()
     deleted_count = 0
-    while (rows := list_oldest(database, connection, selection, DELETE_CHUNK)).ids:
-        deleted_count += delete_rows(database, connection, selection, rows)
+    while (rows := archive.list_ids(DELETE_CHUNK)).ids:
+        deleted_count += archive.delete(rows)
     return deleted_count
 
 
@@ -225,13 +209,14 @@ def _prune_exported(
     spans: Sequence[Span] = run.lake.state.covered
     if cutoff is not None:
         spans = cut_spans(spans, None, floor_to_window(cutoff, run.lake.size))
-    partitions = LockedPartitions(run.database, run.connection, run.selection)
-    counts = count_windows(run.database, run.connection, run.selection, spans, run.lake.size)
-    windows = sorted(counts)
+    archive = run.archive
+    windows = sorted(
+        count_windows(archive.database, archive.connection, archive.selection, spans, run.lake.size)
+    )
     if not dry_run:
         run.lake.table.sync()  # other programs may have written files, too
     run.damaged_windows = _find_damaged_windows(run.lake, windows)
-    candidates = partitions.find_partitions()
+    candidates = archive.find_partitions()
     if not candidates or dry_run:
         refused_windows = [
             window
@@ -244,7 +229,7 @@ def _prune_exported(
             if _is_covered(partition, _exclude_windows(spans, refused_windows))
         )
     # Drop partitions before rows are deleted: a row that goes with its partition costs no DELETE.
-    _drop_partitions(run, partitions, candidates, spans, windows)
+    _drop_partitions(run, candidates, spans, windows)
     for window in windows:
         _prune_window(run, window, on_window, dry_run=False)
     return tuple(partition.name for partition in run.dropped)
@@ -258,8 +243,7 @@ def _exclude_windows(spans: Sequence[Span], windows: Sequence[ExportWindow]) -> 
 
 def _drop_partitions(
     run: _PruneRun,
-    partitions: LockedPartitions,
-    candidates: list[Partition],
+    candidates: list[ArchivePartition],
     spans: Sequence[Span],
     windows: Sequence[ExportWindow],
 ) -> None:
@@ -273,13 +257,15 @@ def _drop_partitions(
     selected = [partition for partition in candidates if _is_covered(partition, removable)]
     for partition in selected:
         expected = sum(run.partition_windows.get(partition, {}).values(), RowChecksums())
-        if (dropped := partitions.drop(partition, expected)) is None:
+        if (dropped := run.archive.drop_partition(partition, expected)) is None:
             return  # such as for a lock: each further try could block the archive again
         if dropped:
             run.dropped.append(partition)
 
 
-def _assign_partitions(run: _PruneRun, window: ExportWindow, partitions: list[Partition]) -> bool:
+def _assign_partitions(
+    run: _PruneRun, window: ExportWindow, partitions: list[ArchivePartition]
+) -> bool:
     """Note a window's checksums in each partition; return False for a refused window.
 
     The checksums of a partition are compared again under its lock before it is dropped.
@@ -307,7 +293,7 @@ def _prune_window(
     count = len(rows.ids)
     if reason is None:
         if not dry_run:
-            count = delete_rows(run.database, run.connection, run.selection, rows)
+            count = run.archive.delete(rows)
         result = PrunedWindow(window.name, dropped + count)
     else:
         suffix = f" ({dropped} more rows were dropped with a partition)" if dropped else ""
@@ -324,7 +310,7 @@ def _check_window(run: _PruneRun, window: ExportWindow) -> tuple[ArchiveRowIds, 
 
     Equal checksums prove that the lake has every row. Otherwise each row is searched in the lake.
     """
-    rows = list_rows(run.database, run.connection, run.selection.between(window.start, window.end))
+    rows = run.archive.between(window.start, window.end).list_ids()
     if not rows.ids:
         return rows, None
     if window.name in run.damaged_windows:
@@ -357,6 +343,6 @@ def _find_damaged_windows(lake: Lake, windows: Sequence[ExportWindow]) -> set[st
     return damaged | {window.name for window in examination.differing}
 
 
-def _is_covered(partition: Partition, spans: Sequence[Span]) -> bool:
+def _is_covered(partition: ArchivePartition, spans: Sequence[Span]) -> bool:
     """Return True if a span contains the partition: all its rows are in exported windows then."""
     return any(start <= partition.start and partition.end <= end for start, end in spans)

@@ -1,4 +1,4 @@
-"""Remove rows of the archive: by id in small transactions, or by dropping partitions of PostgreSQL.
+"""Rows of the archive: listed, and removed by id or by dropping partitions of PostgreSQL.
 
 A partition of an archive that is partitioned by range of `archived_at` is locked against writers,
 compared, and dropped, in one transaction.
@@ -6,8 +6,8 @@ compared, and dropped, in one transaction.
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from logging import getLogger
@@ -16,7 +16,11 @@ from sqlalchemy import Connection, MetaData, Table
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
-from faststream_sqlbroker.schema.partitions import LOCK_TIMEOUT, list_partitions
+from faststream_sqlbroker.schema.partitions import (
+    LOCK_TIMEOUT,
+    ArchivePartition,
+    list_partitions,
+)
 from pyspark_sqlbroker.databases import ArchiveDatabase
 from pyspark_sqlbroker.lake.row_checksums import (
     RowChecksums,
@@ -25,6 +29,7 @@ from pyspark_sqlbroker.lake.row_checksums import (
 )
 from pyspark_sqlbroker.lake.windows import ExportWindow
 from pyspark_sqlbroker.load.selection import Selection
+from pyspark_sqlbroker.moments import MIN_TIME
 
 DELETE_CHUNK = 5_000
 """Rows in one transaction: few enough to take milliseconds, as other sessions wait for its locks.
@@ -79,152 +84,130 @@ class ArchiveRowIds:
         return is_found.count(0)
 
 
-def list_rows(
-    database: ArchiveDatabase, connection: Connection, selection: Selection
-) -> ArchiveRowIds:
-    """List the selected rows, to compare with the lake and to delete by id.
-
-    They are queried in pages of 100 000, of some 20 MB at most while a page is read; the result
-    takes 16 bytes a row. A row that is added during the read may be left out, and is then not
-    deleted.
-    """
-    rows = ArchiveRowIds()
-    while _append_rows(database, connection, selection, rows, PAGE_ROWS) == PAGE_ROWS:
-        pass
-    return rows
-
-
-def list_window(
-    database: ArchiveDatabase, connection: Connection, selection: Selection, window: ExportWindow
-) -> ArchiveRowIds:
-    """List the selected rows of a window by their own times, which no index serves.
-
-    Called if a listing by conditions on times disagrees with the count of the window. The rows come
-    by one statement, streamed in pieces of at most 1000.
-    """
-    rows = ArchiveRowIds()
-    condition = f"{build_start_expression(database, window.size)} = {to_microseconds(window.start)}"
-    connection.exec_driver_sql("BEGIN")  # PostgreSQL sends pieces in a transaction only
-    try:
-        _append_rows(database, connection, selection, rows, NO_LIMIT, condition)
-    finally:
-        with suppress(SQLAlchemyError):  # the first error says more
-            connection.exec_driver_sql("ROLLBACK")
-    return rows
-
-
-def list_oldest(
-    database: ArchiveDatabase, connection: Connection, selection: Selection, number: int
-) -> ArchiveRowIds:
-    """List the first `number` of the selected rows, or all if there are fewer."""
-    rows = ArchiveRowIds()
-    _append_rows(database, connection, selection, rows, number)
-    return rows
-
-
-def _append_rows(
-    database: ArchiveDatabase,
-    connection: Connection,
-    selection: Selection,
-    rows: ArchiveRowIds,
-    limit: int,
-    extra_condition: str = "",
-) -> int:
-    """Append the next rows after the last of `rows`, up to `limit`; return their number.
-
-    Keyset paging: the last row's time and id are the position, so no page depends on an offset.
-    `extra_condition` is more SQL for WHERE.
-    """
-    id_ = database.quote("id")
-    time = database.quote("archived_at")
-    conditions = [
-        clause for clause in (selection.build_condition(database), extra_condition) if clause
-    ]
-    if rows.ids:
-        last_time = database.format_time(from_microseconds(rows.times[-1]))
-        conditions.append(
-            f"{time} >= {last_time} AND ({time} > {last_time} OR {id_} > {rows.ids[-1]})"
-        )
-    condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    previous_count = len(rows.ids)
-    for row in connection.exec_driver_sql(
-        f"SELECT {id_}, {database.build_microseconds(time)} FROM "
-        f"{selection.get_table_name(database)}{condition} "
-        f"ORDER BY {time}, {id_} LIMIT {limit}",
-        execution_options={"stream_results": limit == NO_LIMIT},
-    ):
-        rows.ids.append(row[0])
-        rows.times.append(row[1])
-    return len(rows.ids) - previous_count
-
-
-def delete_rows(
-    database: ArchiveDatabase, connection: Connection, selection: Selection, rows: ArchiveRowIds
-) -> int:
-    """Delete exactly `rows`, none that came later; return how many still existed.
-
-    Each chunk is a transaction of `DELETE_CHUNK` rows, so that other sessions wait for
-    milliseconds. The bounds of its times let a partitioned archive visit only the partitions of
-    these times.
-    """
-    count = 0
-    time = database.quote("archived_at")
-    for first in range(0, len(rows.ids), DELETE_CHUNK):
-        ids = rows.ids[first : first + DELETE_CHUNK]
-        times = rows.times[first : first + DELETE_CHUNK]
-        low, high = (
-            database.format_time(from_microseconds(bound)) for bound in (times[0], times[-1])
-        )
-        result = connection.exec_driver_sql(
-            f"DELETE FROM {selection.get_table_name(database)} WHERE {time} >= {low} AND {time} "
-            f"<= {high} "
-            f"AND {database.quote('id')} IN ({', '.join(map(str, ids))})"
-        )
-        count += result.rowcount
-    return count
-
-
 @dataclass(frozen=True)
-class Partition:
-    """A partition of the archive.
+class ArchiveRows:
+    """The selected rows of an archive, on a connection in autocommit.
 
     Attributes:
-        name: Quoted, as SQL takes it.
-        start: Its first time.
-        end: The first time after it.
+        database: The database's dialect.
+        connection: The connection to it.
+        selection: The rows.
     """
 
-    name: str
-    start: datetime
-    end: datetime
+    database: ArchiveDatabase
+    connection: Connection
+    selection: Selection
 
+    def between(self, start: datetime, end: datetime) -> "ArchiveRows":
+        """Return the rows among these that were archived in [start, end)."""
+        return ArchiveRows(self.database, self.connection, self.selection.between(start, end))
 
-class LockedPartitions:
-    """The partitions of an archive; none for a plain table or another database."""
+    def count(self) -> int:
+        """Count the rows."""
+        from_clause = self.selection.build_from_clause(self.database)
+        return int(self.database.fetch_scalar(self.connection, f"SELECT count(*) {from_clause}"))
 
-    def __init__(
-        self, database: ArchiveDatabase, connection: Connection, selection: Selection
-    ) -> None:
-        self._database = database
-        self._connection = connection
-        self._selection = selection
+    def list_ids(self, limit: int = NO_LIMIT) -> ArchiveRowIds:
+        """List the oldest `limit` rows, or all if there are fewer; by default all.
 
-    def find_partitions(self) -> list[Partition]:
+        They are queried in pages of 100 000, of some 20 MB at most while a page is read; the result
+        takes 16 bytes a row. A row that is added during the read may be left out.
+        """
+        rows = ArchiveRowIds()
+        page = min(PAGE_ROWS, limit)
+        while page and self._append(rows, page) == page:
+            page = min(PAGE_ROWS, limit - len(rows.ids))
+        return rows
+
+    def list_window(self, window: ExportWindow) -> ArchiveRowIds:
+        """List the rows of a window by their own times, which no index serves.
+
+        Called if a listing by conditions on times disagrees with the count of the window. The rows
+        come by one statement, streamed in pieces of at most 1000.
+        """
+        rows = ArchiveRowIds()
+        start = build_start_expression(self.database, window.size)
+        condition = f"{start} = {to_microseconds(window.start)}"
+        self._run("BEGIN")  # PostgreSQL sends pieces in a transaction only
+        try:
+            self._append(rows, NO_LIMIT, condition)
+        finally:
+            with suppress(SQLAlchemyError):  # the first error says more
+                self._run("ROLLBACK")
+        return rows
+
+    def _append(self, rows: ArchiveRowIds, limit: int, extra_condition: str = "") -> int:
+        """Append the next rows after the last of `rows`, up to `limit`; return their number.
+
+        Keyset paging: the last row's time and id are the position, so no page depends on an offset.
+        `extra_condition` is more SQL for WHERE.
+        """
+        database = self.database
+        id_ = database.quote("id")
+        time = database.quote("archived_at")
+        conditions = [
+            clause
+            for clause in (self.selection.build_condition(database), extra_condition)
+            if clause
+        ]
+        if rows.ids:
+            last_time = database.format_time(from_microseconds(rows.times[-1]))
+            conditions.append(
+                f"{time} >= {last_time} AND ({time} > {last_time} OR {id_} > {rows.ids[-1]})"
+            )
+        condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        previous_count = len(rows.ids)
+        for row in self.connection.exec_driver_sql(
+            f"SELECT {id_}, {database.build_microseconds(time)} FROM "
+            f"{self.selection.get_table_name(database)}{condition} "
+            f"ORDER BY {time}, {id_} LIMIT {limit}",
+            execution_options={"stream_results": limit == NO_LIMIT},
+        ):
+            rows.ids.append(row[0])
+            rows.times.append(row[1])
+        return len(rows.ids) - previous_count
+
+    def delete(self, rows: ArchiveRowIds) -> int:
+        """Delete exactly `rows`, none that came later; return how many still existed.
+
+        Each chunk is a transaction of `DELETE_CHUNK` rows, so that other sessions wait for
+        milliseconds. The bounds of its times let a partitioned archive visit only the partitions of
+        these times.
+        """
+        count = 0
+        database = self.database
+        time = database.quote("archived_at")
+        for first in range(0, len(rows.ids), DELETE_CHUNK):
+            ids = rows.ids[first : first + DELETE_CHUNK]
+            times = rows.times[first : first + DELETE_CHUNK]
+            low, high = (
+                database.format_time(from_microseconds(bound)) for bound in (times[0], times[-1])
+            )
+            result = self.connection.exec_driver_sql(
+                f"DELETE FROM {self.selection.get_table_name(database)} WHERE {time} >= {low} AND "
+                f"{time} <= {high} "
+                f"AND {database.quote('id')} IN ({', '.join(map(str, ids))})"
+            )
+            count += result.rowcount
+        return count
+
+    def find_partitions(self) -> list[ArchivePartition]:
         """List the partitions that may be dropped: their bounds are both points in time.
 
-        The list is empty if only some queues are selected, as a partition has rows of all queues.
+        The list is empty for a plain table, for another database than PostgreSQL, and if only some
+        queues are selected, as a partition has rows of all queues.
         """
-        if self._database.kind != "postgresql" or self._selection.queues is not None:
+        if self.database.kind != "postgresql" or self.selection.queues is not None:
             return []
-        archive = Table(self._selection.table, MetaData(), schema=self._selection.schema)
+        archive = Table(self.selection.table, MetaData(), schema=self.selection.schema)
         return [
-            Partition(partition.name, partition.start, partition.end)
-            for partition in list_partitions(self._connection, archive)
+            partition
+            for partition in list_partitions(self.connection, archive)
             # Bounds of other columns may look like dates, which have no time zone.
-            if partition.start is not None and partition.start.tzinfo is not None
+            if partition.start.tzinfo is not None and partition.start > MIN_TIME
         ]
 
-    def drop(self, partition: Partition, expected: RowChecksums) -> bool | None:
+    def drop_partition(self, partition: ArchivePartition, expected: RowChecksums) -> bool | None:
         """Drop a partition with exactly the expected rows.
 
         The drop gives up, with a warning, if a lock is not free within 2 seconds, as later
@@ -235,7 +218,7 @@ class LockedPartitions:
             dropped.
         """
         try:
-            with self._transaction():
+            with self.database.transaction(self.connection):
                 self._run(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
                 # Race: readers go on, but no row can come between the comparison and the drop.
                 self._run(f"LOCK TABLE {partition.name} IN SHARE ROW EXCLUSIVE MODE")
@@ -254,26 +237,9 @@ class LockedPartitions:
 
     def _query_checksums(self, name: str) -> RowChecksums:
         """Count the rows of a partition and sum their ids and times."""
-        columns = ", ".join(build_checksum_expressions(self._database, checksums=False))
-        row = self._connection.exec_driver_sql(f"SELECT {columns} FROM {name}").one()
+        columns = ", ".join(build_checksum_expressions(self.database, checksums=False))
+        row = self.connection.exec_driver_sql(f"SELECT {columns} FROM {name}").one()
         return RowChecksums(*(int(value) for value in row))
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """Run the block in a transaction: commit at the end, roll back after an error.
-
-        The connection is in autocommit, as everywhere in the readers, so this sends the statements.
-        """
-        self._database.begin(self._connection)
-        try:
-            yield
-        except BaseException:
-            with suppress(
-                SQLAlchemyError
-            ):  # the connection may be gone, and the first error says why
-                self._run("ROLLBACK")
-            raise
-        self._run("COMMIT")
-
     def _run(self, statement: str) -> None:
-        self._connection.exec_driver_sql(statement)
+        self.connection.exec_driver_sql(statement)

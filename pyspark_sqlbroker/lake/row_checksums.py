@@ -96,28 +96,6 @@ def parse_checksums(values: Mapping[str, Any]) -> RowChecksums:
     return RowChecksums(**{name: int(value) for name, value in values.items()})
 
 
-def query_checksums(
-    database: ArchiveDatabase, connection: Connection, selection: Selection, *, checksums: bool
-) -> RowChecksums:
-    """Query the checksums of the archive's selected rows, by a single statement.
-
-    Called to count the rows that a dry run of a prune would remove.
-
-    Args:
-        database: The database's dialect.
-        connection: The connection to query; its snapshot, if it holds one, is used.
-        selection: The rows.
-        checksums: True for all sums, which reads every byte; False for the counts, which an index
-            serves.
-    """
-    database.register_functions(connection)
-    columns = ", ".join(build_checksum_expressions(database, checksums=checksums))
-    row = connection.exec_driver_sql(
-        f"SELECT {columns} {selection.build_from_clause(database)}"
-    ).one()
-    return RowChecksums(*(int(value) for value in row))
-
-
 def query_window_checksums(
     database: ArchiveDatabase,
     connection: Connection,
@@ -128,7 +106,13 @@ def query_window_checksums(
 ) -> dict[ExportWindow, RowChecksums]:
     """Query the checksums of each window with rows, by a single statement.
 
-    Arguments as for `query_checksums`; `size` is the length of a window, "day" or "hour".
+    Args:
+        database: The database's dialect.
+        connection: The connection to query; its snapshot, if it holds one, is used.
+        selection: The rows.
+        size: Length of a window, "day" or "hour".
+        checksums: True for all sums, which reads every byte; False for the counts, which an index
+            serves.
     """
     database.register_functions(connection)
     sums = build_checksum_expressions(database, checksums=checksums)

@@ -18,7 +18,7 @@ from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.lake.delta import LOG, DataFile
 from pyspark_sqlbroker.lake.entries import Entry
 from pyspark_sqlbroker.lake.lake import Lake
-from pyspark_sqlbroker.lake.removal import list_rows, list_window
+from pyspark_sqlbroker.lake.removal import ArchiveRows
 from pyspark_sqlbroker.lake.row_checksums import (
     NO_ROWS,
     RowChecksums,
@@ -220,11 +220,12 @@ def _compare_with_database(
             recorded = lake.state.entries.get(window.name, no_entry).source
             if counts[window] == recorded or not is_selected(window):
                 continue
-            rows = list_rows(database, connection, selection.between(window.start, window.end))
+            archive = ArchiveRows(database, connection, selection)
+            rows = archive.between(window.start, window.end).list_ids()
             if (
                 rows.checksums != counts[window]
             ):  # rows came or went since then, or the conditions on times miss some
-                rows = list_window(database, connection, selection, window)
+                rows = archive.list_window(window)
             if missing := rows.count_missing(lake.iter_identities(window, damaged)):
                 shortage = f"{missing} of the {len(rows.ids)} rows that the database has"
                 lacking[window.name] = f"{shortage} are not in the lake: {window.repair_hint}"

@@ -18,7 +18,7 @@ from itertools import groupby, islice
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Table, and_, func, insert, select
-from sqlalchemy.exc import DBAPIError, InterfaceError, InvalidRequestError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from faststream_sqlbroker.core.replays import REPLAY_SCOPE, ReplayCopy, ReplayPlan, copy_row
 from faststream_sqlbroker.core.routing import MAX_DUE_TIME
@@ -226,17 +226,8 @@ class ReplayTask:
             # that attempt may exist; only copies whose marks have this attempt's token may be
             # published now.
             token = uuid.uuid4()
-            self._database.begin(connection)
-            try:
-                result = self._write(connection, batch, token)
-                connection.exec_driver_sql("COMMIT")
-            except BaseException:
-                # On a broken connection SQLAlchemy raises InvalidRequestError here, which must not
-                # hide the first error.
-                with contextlib.suppress(DBAPIError, InvalidRequestError):
-                    connection.exec_driver_sql("ROLLBACK")
-                raise
-            return result
+            with self._database.transaction(connection):
+                return self._write(connection, batch, token)
 
         published, due_queues = self._retry(publish)
         self._slots += len(batch) - len(published)

@@ -9,7 +9,7 @@ from sqlalchemy import create_engine, event, make_url
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.databases.base import MAX_IDLE_SECONDS, TableRange
-from pyspark_sqlbroker.lake.removal import list_rows, list_window
+from pyspark_sqlbroker.lake.removal import ArchiveRows
 from pyspark_sqlbroker.lake.windows import ExportWindow
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from tests.spark.conftest import START, Archive
@@ -78,7 +78,6 @@ def test_a_window_that_no_index_serves_comes_in_pieces(new_database: Any, kind: 
     archive = new_database(kind)
     archive.add_many(50, step=timedelta(hours=1))
     database = get_database(parse_address(archive.url))
-    selection = select_rows(ARCHIVE)
     window = ExportWindow(START + timedelta(days=1), "day")
     cursors = list[str]()
     with database.connect() as connection:
@@ -87,9 +86,10 @@ def test_a_window_that_no_index_serves_comes_in_pieces(new_database: Any, kind: 
             "before_cursor_execute",
             lambda _, cursor, *__: cursors.append(type(cursor).__name__),
         )
-        rows = list_window(database, connection, selection, window)
+        found = ArchiveRows(database, connection, select_rows(ARCHIVE))
+        rows = found.list_window(window)
         assert connection.exec_driver_sql("SELECT 1").scalar_one() == 1
-        assert rows == list_rows(database, connection, selection.between(window.start, window.end))
+        assert rows == found.between(window.start, window.end).list_ids()
     assert list(rows.ids) == list(range(25, 49))
     streaming = {"postgresql": "ServerCursor", "mariadb": "SSCursor", "sqlite": "Cursor"}
     assert cursors[1] == streaming[kind]

@@ -15,11 +15,11 @@ from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.core.loaded_windows import LOADED_SCOPE
 from pyspark_sqlbroker import export_archive, prune_archive, read_export, verify_export
-from pyspark_sqlbroker.lake import prune
 from pyspark_sqlbroker.lake.delta import DeltaWriter
 from pyspark_sqlbroker.lake.files import Folders
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.records import WindowRecords
+from pyspark_sqlbroker.lake.removal import ArchiveRows
 from tests.spark.conftest import START, Archive
 from tests.spark.test_export import MARCH, of_lake, of_table
 
@@ -201,7 +201,7 @@ def test_what_counts_as_exported_survives_a_failure_of_the_power(
     archive.add(*({"id": n, "archived_at": START + timedelta(hours=n)} for n in (1, 2, 30)))
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(WindowRecords, "write", failing("record", WindowRecords.write))
-    monkeypatch.setattr(prune, "delete_rows", failing("prune", prune.delete_rows))
+    monkeypatch.setattr(ArchiveRows, "delete", failing("prune", ArchiveRows.delete))
     export(record_as="shop", rows_per_commit=2)
     synced = False
     archive.add({"id": 3, "archived_at": START + timedelta(hours=3)})

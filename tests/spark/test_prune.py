@@ -13,19 +13,14 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from faststream_sqlbroker import NoRetryStrategy, SqlBroker
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.schema.partitions import ArchivePartition
 from pyspark_sqlbroker import export_archive, prune_archive, read_export
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.lake import prune as module
 from pyspark_sqlbroker.lake import removal
 from pyspark_sqlbroker.lake.lake import Lake
-from pyspark_sqlbroker.lake.removal import (
-    ArchiveRowIds,
-    LockedPartitions,
-    Partition,
-    list_oldest,
-    list_rows,
-)
+from pyspark_sqlbroker.lake.removal import ArchiveRowIds, ArchiveRows
 from pyspark_sqlbroker.lake.row_checksums import RowChecksums
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from tests.helpers import eventually
@@ -103,8 +98,10 @@ def test_rows_are_listed_by_pages(archive: Archive, monkeypatch: pytest.MonkeyPa
         event.listen(
             connection, "before_cursor_execute", lambda *given: statements.append(given[2])
         )
-        rows = list_rows(database, connection, select_rows(ARCHIVE, until=START + DAY * 2))
-        oldest = list_oldest(database, connection, select_rows(ARCHIVE), 2)
+        rows = ArchiveRows(
+            database, connection, select_rows(ARCHIVE, until=START + DAY * 2)
+        ).list_ids()
+        oldest = ArchiveRows(database, connection, select_rows(ARCHIVE)).list_ids(2)
     assert list(rows.ids) == [20, 15, 16, 17, 18, 19, 14]
     assert list(rows.times) == [to_microseconds(moment) for moment in moments[:-1]]
     assert list(oldest.ids) == [20, 15]
@@ -123,14 +120,14 @@ def test_rows_that_come_while_it_deletes_stay(
 ) -> None:
     archive.add_days(4)
     path = str(tmp_path / "lake")
-    delete = module.delete_rows
+    delete = ArchiveRows.delete
     export_archive(spark, archive.url, path, until="2026-03-02")
 
-    def late(database: Any, connection: Any, selection: Any, rows: ArchiveRowIds) -> int:
+    def late(self: ArchiveRows, rows: ArchiveRowIds) -> int:
         archive.add({"id": 99, "archived_at": START + timedelta(hours=2)})
-        return delete(database, connection, selection, rows)
+        return delete(self, rows)
 
-    monkeypatch.setattr(module, "delete_rows", late)
+    monkeypatch.setattr(ArchiveRows, "delete", late)
     assert prune_archive(archive.url, exported=path, spark=spark).rows == 5
     assert 99 in archive.ids()
 
@@ -247,16 +244,16 @@ def test_a_partition_that_got_a_row_before_it_was_locked_stays(
     partition(archive, 0, 1)
     archive.add_days(2)
     path = str(tmp_path / "lake")
-    drop = LockedPartitions.drop
+    drop = ArchiveRows.drop_partition
     export_archive(spark, archive.url, path, until="2026-03-03")
 
-    def late(self: LockedPartitions, part: Any, expected: Any) -> bool:
+    def late(self: ArchiveRows, part: ArchivePartition, expected: RowChecksums) -> bool | None:
         if part.name == "archive_2026_03_01":
             archive.add({"id": 99, "archived_at": START + timedelta(hours=2)})
         return drop(self, part, expected)
 
     with monkeypatch.context() as patched:
-        patched.setattr(LockedPartitions, "drop", late)
+        patched.setattr(ArchiveRows, "drop_partition", late)
         result = prune_archive(archive.url, exported=path, spark=spark)
     assert (result.partitions, result.rows) == (("archive_2026_03_02",), 5)
     assert [one.refused for one in result.windows] == [
@@ -267,7 +264,7 @@ def test_a_partition_that_got_a_row_before_it_was_locked_stays(
     assert partitions(archive) == ["archive_2026_03_01"]
     export_archive(spark, archive.url, path, since="2026-03-01", until="2026-03-02")
     with monkeypatch.context() as patched:
-        patched.setattr(LockedPartitions, "_query_checksums", die)
+        patched.setattr(ArchiveRows, "_query_checksums", die)
         with pytest.raises(KeyboardInterrupt):
             prune_archive(archive.url, exported=path, spark=spark)
     assert partitions(archive) == ["archive_2026_03_01"]
@@ -282,15 +279,15 @@ def test_rows_that_went_with_a_partition_count_when_their_window_is_refused_late
     partition(archive, 0, default=True)
     archive.add_days(1)
     path = str(tmp_path / "lake")
-    drop = LockedPartitions.drop
+    drop = ArchiveRows.drop_partition
     export_archive(spark, archive.url, path, until="2026-03-02")
 
-    def late(self: LockedPartitions, part: Partition, expected: RowChecksums) -> bool:
+    def late(self: ArchiveRows, part: ArchivePartition, expected: RowChecksums) -> bool | None:
         dropped = drop(self, part, expected)
         archive.add({"id": 99, "archived_at": START + timedelta(hours=2)})
         return dropped
 
-    monkeypatch.setattr(LockedPartitions, "drop", late)
+    monkeypatch.setattr(ArchiveRows, "drop_partition", late)
     result = prune_archive(archive.url, exported=path, spark=spark)
     assert (result.rows, result.partitions) == (5, ("archive_2026_03_01",))
     assert [(one.rows, one.refused) for one in result.windows] == [
@@ -348,7 +345,7 @@ def test_bounds_of_other_columns_are_left_alone(archive: Archive) -> None:
     )
     database = get_database(parse_address(archive.url))
     with database.connect() as connection:
-        assert LockedPartitions(database, connection, select_rows(ARCHIVE)).find_partitions() == []
+        assert ArchiveRows(database, connection, select_rows(ARCHIVE)).find_partitions() == []
 
 
 @OF_POSTGRESQL
@@ -364,7 +361,7 @@ def test_partitions_without_an_end_are_left_alone(archive: Archive) -> None:
     )
     database = get_database(parse_address(archive.url))
     with database.connect() as connection:
-        found = LockedPartitions(database, connection, select_rows(ARCHIVE)).find_partitions()
+        found = ArchiveRows(database, connection, select_rows(ARCHIVE)).find_partitions()
     assert [part.name for part in found] == ["archive_2026_03_01"]
 
 

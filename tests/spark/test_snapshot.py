@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 from pyspark_sqlbroker import open_snapshot, read_archive
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import get_database
-from pyspark_sqlbroker.lake.removal import LockedPartitions, list_rows
+from pyspark_sqlbroker.lake.removal import ArchiveRows
 from pyspark_sqlbroker.load import read
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from tests.helpers import eventually
@@ -27,14 +27,14 @@ pytestmark = [
 
 
 @contextmanager
-def first_partition(archive: Archive) -> Iterator[Callable[[], bool]]:
+def first_partition(archive: Archive) -> Iterator[Callable[[], bool | None]]:
     """Our prune's way to drop the oldest one."""
     database = get_database(parse_address(archive.url))
     with database.connect() as connection:
-        dropping = LockedPartitions(database, connection, select_rows(ARCHIVE))
-        part = dropping.find_partitions()[0]
-        figures = list_rows(database, connection, select_rows(ARCHIVE, until=part.end)).checksums
-        yield lambda: dropping.drop(part, figures)
+        rows = ArchiveRows(database, connection, select_rows(ARCHIVE))
+        part = rows.find_partitions()[0]
+        figures = rows.between(part.start, part.end).list_ids().checksums
+        yield lambda: rows.drop_partition(part, figures)
 
 
 @pytest.mark.parametrize("default", [False, True], ids=["without", "with a default"])
