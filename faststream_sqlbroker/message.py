@@ -23,6 +23,7 @@ from faststream_sqlbroker.control_exceptions import (
     extend_leases,
     warn_ignored_options,
 )
+from faststream_sqlbroker.core.checks import is_number
 from faststream_sqlbroker.core.outcome import Ack, Defer, Discard, Outcome, Reject, Relocate
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
@@ -52,8 +53,7 @@ async def _report_progress(row: ClaimedMessage, fraction: float, text: str | Non
     Raises:
         SetupError: an argument is not valid, or no running subscriber holds the row.
     """
-    is_number = isinstance(fraction, int | float) and not isinstance(fraction, bool)
-    if not is_number or not 0 <= fraction <= 1:
+    if not is_number(fraction) or not 0 <= fraction <= 1:
         raise SetupError(f"fraction must be a number from 0 to 1, got {format_value(fraction)}")
     if text is not None and not isinstance(text, str):
         raise SetupError(f"text must be a string or None, got {format_value(text)}")

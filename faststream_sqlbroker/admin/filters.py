@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 
-from faststream_sqlbroker.core.checks import validate_name
+from faststream_sqlbroker.core.checks import is_whole_number, validate_name
 from faststream_sqlbroker.core.settle import FINGERPRINT_LENGTH
 from faststream_sqlbroker.core.states import ARCHIVED_STATES, MessageState
 from faststream_sqlbroker.core.stored import Filters
@@ -150,7 +150,7 @@ def parse_message_id(message_id: int | str) -> int:
     """
     is_text = isinstance(message_id, str) and _ID.fullmatch(message_id)
     number = int(message_id) if is_text else message_id
-    if not isinstance(number, int) or isinstance(number, bool) or not -MAX_ID <= number <= MAX_ID:
+    if not is_whole_number(number) or not -MAX_ID <= number <= MAX_ID:
         msg = (
             "message_id must be a 64-bit integer, as returned by publish or found in "
             f"message.message_id, got {format_value(message_id)}"

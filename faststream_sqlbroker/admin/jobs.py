@@ -26,6 +26,7 @@ from faststream_sqlbroker.core.bulk_jobs import (
 )
 from faststream_sqlbroker.core.checks import (
     check_bool,
+    is_number,
     validate_integer,
     validate_name,
     validate_queue,
@@ -453,11 +454,10 @@ def _validate_job_id(value: str) -> str:
 
 
 def _validate_rate(rate: float | None) -> float | None:
-    """Return the rate in messages a second; None has no limit. A bool is no number here."""
+    """Return the rate in messages a second; None has no limit."""
     if rate is None:
         return None
-    is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
-    if not is_number or not MIN_RATE <= rate <= MAX_RATE:
+    if not is_number(rate) or not MIN_RATE <= rate <= MAX_RATE:
         raise SetupError(
             f"rate must be a number of messages a second, from {MIN_RATE} to {MAX_RATE:.0f}, got "
             f"{format_value(rate)}"

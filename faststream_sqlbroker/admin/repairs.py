@@ -11,7 +11,7 @@ from faststream_sqlbroker.admin.filters import (
 )
 from faststream_sqlbroker.admin.operations import AdminOperations
 from faststream_sqlbroker.core.bulk_jobs import RETRY
-from faststream_sqlbroker.core.checks import validate_name, validate_queue
+from faststream_sqlbroker.core.checks import is_whole_number, validate_name, validate_queue
 from faststream_sqlbroker.core.orders import Repair
 from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import Duration
@@ -165,12 +165,8 @@ class MessageOperations(AdminOperations):
 
 
 def _validate_priority(value: int) -> int:
-    """Return a priority that the message table accepts; a bool is not taken for a number."""
-    if (
-        not isinstance(value, int)
-        or isinstance(value, bool)
-        or not -MAX_PRIORITY <= value <= MAX_PRIORITY
-    ):
+    """Return a priority that the message table accepts."""
+    if not is_whole_number(value) or not -MAX_PRIORITY <= value <= MAX_PRIORITY:
         raise SetupError(
             f"priority must be a whole number from -100 to 100, got {format_value(value)}"
         )

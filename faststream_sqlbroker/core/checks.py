@@ -4,12 +4,22 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
 
 Name = TypeVar("Name")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return True for an int or a float; a bool is not taken for a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_whole_number(value: object) -> TypeGuard[int]:
+    """Return True for an int; a bool is not taken for a number."""
+    return is_number(value) and isinstance(value, int)
 
 
 def validate_integer(
@@ -20,12 +30,7 @@ def validate_integer(
     Raises:
         SetupError: the value is invalid; `other` names further allowed values.
     """
-    if (
-        not isinstance(value, int)
-        or isinstance(value, bool)
-        or value < 1
-        or (maximum is not None and value > maximum)
-    ):
+    if not is_whole_number(value) or value < 1 or (maximum is not None and value > maximum):
         allowed = "of 1 or more" if maximum is None else f"from 1 to {maximum}"
         raise SetupError(f"{name} must be a whole number {allowed}{other}, got {value!r}")
     return value

@@ -13,7 +13,7 @@ from fractions import Fraction
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
-from faststream_sqlbroker.core.checks import find_queue_error
+from faststream_sqlbroker.core.checks import find_queue_error, is_number
 from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import EPOCH, Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
@@ -136,7 +136,7 @@ def _parse_time(value: Any, created_at: datetime) -> datetime:
         TypeError: neither a number nor text.
         OverflowError: no year from 1 to 9999.
     """
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if is_number(value):
         return from_unix_time(value)
     if not isinstance(value, str):
         raise TypeError(type(value).__name__)

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta, timezone
 from fractions import Fraction
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
+from faststream_sqlbroker.core.checks import is_number
 from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -52,7 +53,7 @@ def parse_duration(value: Duration, *, name: str = "duration") -> float:
         seconds = _parse_text(value, name)
     elif isinstance(value, timedelta):
         seconds = value.total_seconds()
-    elif isinstance(value, int | float) and not isinstance(value, bool):
+    elif is_number(value):
         seconds = _to_float(value)
     else:
         raise SetupError(f"{name} cannot be {value!r} of type {type(value).__name__}: {_ALLOWED}")

@@ -64,21 +64,18 @@ class ErrorClasses:
 
     @asynccontextmanager
     async def convert_errors(
-        self, activity_source: ActivitySource = frozenset(), *, explain: bool = False
+        self, activity_source: ActivitySource = frozenset()
     ) -> AsyncIterator[None]:
         """Convert the database's errors; other errors pass unchanged.
 
-        Args:
-            activity_source: The activities that the statements serve; without any, a refusal says
-                nothing about this process.
-            explain: Name in an `AccessError` the missing rights. That takes another connection, so
-                the caller must hold none: if callers held all of them, it would wait for itself.
+        `activity_source` is the activities that the statements serve; without any, a refusal says
+        nothing about this process.
         """
         try:
             yield
         # Catch any exception: SQLAlchemy does not wrap a driver's error while connecting.
         except Exception as error:
-            await self.convert(error, activity_source, explain=explain)
+            await self.convert(error, activity_source)
             raise
 
     async def convert(
@@ -91,7 +88,9 @@ class ErrorClasses:
         """Raise `error` as an exception of this package; return for other errors.
 
         Other errors are not the database's or the driver's. As `convert_errors`, for a caller for
-        which entering a context each time would cost too much.
+        which entering a context each time would cost too much. With `explain` an `AccessError`
+        names the missing rights. That takes another connection, so the caller must hold none: if
+        callers held all of them, it would wait for itself.
         """
         if isinstance(error, SqlBrokerError) or (store_error := self.to_store_error(error)) is None:
             return

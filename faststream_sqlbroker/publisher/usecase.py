@@ -23,6 +23,7 @@ from faststream_sqlbroker.adapter.endpoints import (
     PublisherUsecaseConfig,
 )
 from faststream_sqlbroker.call_assertions import SqlCallAssertions, SqlHandlerCallWrapper
+from faststream_sqlbroker.core.checks import is_number
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.times import Duration
@@ -106,7 +107,7 @@ def _get_remaining_time(message: "StreamMessage[Any]", clock: Clock) -> float | 
     the database, the time since the claim by this process's clock, so clocks are not mixed.
     """
     timeout = message.headers.get(REPLY_WITHIN)
-    if not isinstance(timeout, int | float) or isinstance(timeout, bool):
+    if not is_number(timeout):
         return None
     raw = message.raw_message
     row = raw[0] if isinstance(raw, tuple) and raw else raw

@@ -15,6 +15,8 @@ from faststream import AckPolicy
 from faststream_sqlbroker.core.checks import (
     find_name_error,
     find_queue_error,
+    is_number,
+    is_whole_number,
     validate_integer,
     validate_queue,
 )
@@ -80,7 +82,7 @@ def split_weights(queues: object) -> tuple[object, tuple[int, ...] | None]:
     if not isinstance(queues, Mapping):
         return queues, None
     for name, weight in queues.items():
-        if not isinstance(weight, int) or isinstance(weight, bool) or not 1 <= weight <= MAX_WEIGHT:
+        if not is_whole_number(weight) or not 1 <= weight <= MAX_WEIGHT:
             raise SetupError(
                 f"the weight of queue {format_value(name)} must be a whole number from 1 to "
                 f"{MAX_WEIGHT}, got {format_value(weight)}: a queue of weight 5 gets five times as "
@@ -91,11 +93,7 @@ def split_weights(queues: object) -> tuple[object, tuple[int, ...] | None]:
 
 def check_factor(name: str, value: object) -> None:
     """Raise SetupError unless `value` is a number from 1 to 1000."""
-    if (
-        not isinstance(value, int | float)
-        or isinstance(value, bool)
-        or not 1 <= value <= MAX_FACTOR
-    ):
+    if not is_number(value) or not 1 <= value <= MAX_FACTOR:
         raise SetupError(f"{name} must be a number from 1 to 1000, got {value!r}")
 
 

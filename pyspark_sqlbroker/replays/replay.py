@@ -22,6 +22,7 @@ from faststream_sqlbroker.core.checks import (
     check_bool,
     find_name_error,
     find_queue_error,
+    is_number,
     validate_integer,
 )
 from faststream_sqlbroker.core.replays import ReplayPlan, check_headers
@@ -221,11 +222,7 @@ def _validate_rate(rate: float | None) -> float | None:
     """Check that the rate is a finite number of at least `MIN_RATE`; None has no limit."""
     if rate is None:
         return None
-    if (
-        isinstance(rate, bool)
-        or not isinstance(rate, int | float)
-        or not MIN_RATE <= rate < float("inf")
-    ):
+    if not is_number(rate) or not MIN_RATE <= rate < float("inf"):
         raise SetupError(
             f"rate must be a number of messages a second, {MIN_RATE} or more, got {rate!r}"
         )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from faststream_sqlbroker.core.checks import find_name_error
+from faststream_sqlbroker.core.checks import find_name_error, is_whole_number
 from faststream_sqlbroker.exceptions import SetupError
 
 
@@ -32,7 +32,7 @@ class Header:
         A whole number counts as its text; any other value gives no key.
         """
         value = headers.get(self.name)
-        if isinstance(value, int) and not isinstance(value, bool):
+        if is_whole_number(value):
             value = str(value)
         # A value that is invalid as a publish key would not be the same key on every database.
         return value if isinstance(value, str) and find_name_error(value) is None else None

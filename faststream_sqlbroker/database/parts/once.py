@@ -14,10 +14,8 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     Table,
-    and_,
     bindparam,
     delete,
     null,
@@ -26,7 +24,7 @@ from sqlalchemy import (
 )
 
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.database.parts.policy_state import ONCE, upsert
+from faststream_sqlbroker.database.parts.policy_state import ONCE, match_key, upsert
 from faststream_sqlbroker.database.parts.sizes import iter_chunks
 from faststream_sqlbroker.schema.types import clock, later
 
@@ -192,7 +190,7 @@ def _mark_unknown(connection: Connection, table: Table, rows: Sequence[ClaimedMe
     its claim now, the message would leave that list, and another message of its key would run.
     """
     if rows:
-        statement = update(table).where(_match_key(table))
+        statement = update(table).where(match_key(table))
         statement = statement.values(lease_expires_at=clock(), lease_token=null())
         connection.execute(statement, [_get_key_binds(row) for row in rows])
 
@@ -222,11 +220,7 @@ def _update_claims(
         }
         for row in rows
     ]
-    connection.execute(update(table).where(_match_key(table)).values(values), binds)
-
-
-def _match_key(table: Table) -> ColumnElement[bool]:
-    return and_(table.c.scope == bindparam("of_scope"), table.c.key == bindparam("of_key"))
+    connection.execute(update(table).where(match_key(table)).values(values), binds)
 
 
 def _get_key_binds(row: ClaimedMessage) -> dict[str, Any]:
@@ -259,7 +253,7 @@ def release_keys(
     """
     # A claim whose COMMIT was not answered may still be running, and has locked its messages.
     lock(connection, [(row.id, row.lease_token) for row in rows])
-    statement = delete(table).where(_match_key(table), table.c.lease_token == bindparam("token"))
+    statement = delete(table).where(match_key(table), table.c.lease_token == bindparam("token"))
     sorted_rows = sorted(rows, key=lambda row: (row.queue, row.policy_key or ""))
     if sorted_rows:
         binds = [{**_get_key_binds(row), "token": get_delivery_token(row)} for row in sorted_rows]

@@ -69,10 +69,6 @@ class ReadTime:
         """Seconds between request and answer."""
         return self.answered_at - self.requested_at
 
-    def to_time_after(self, at: int) -> float:
-        """Return a time (monotonic) at which the database's clock shows `at` or later."""
-        return self.answered_at + (at - self.now) / MICROSECONDS
-
     def to_time_before(self, at: int) -> float:
         """Return a time (monotonic) at which the database's clock shows `at` or earlier."""
         return self.requested_at + (at - self.now) / MICROSECONDS

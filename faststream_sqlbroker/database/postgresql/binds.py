@@ -276,10 +276,6 @@ def _build_held_binds(settlements: Sequence[Settlement]) -> dict[str, Any]:
     return {"ids": f"{{{ids[1:-1]}}}", "places": f"{{{repr(positions)[1:-1]}}}", "tokens": tokens}
 
 
-def _build_lease_binds(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
-    return {"ids": [s.id for s in settlements], "tokens": [s.lease_token for s in settlements]}
-
-
 def _build_acked_binds(settlements: Sequence[Settlement]) -> dict[str, Any]:
     ends = repr([int(s.ended_after * 1_000_000) for s in settlements])
     return {**_build_held_binds(settlements), "ends": f"{{{ends[1:-1]}}}"}
@@ -315,7 +311,7 @@ def _build_ended_binds(settlements: Sequence[Settlement]) -> dict[str, list[Any]
     `charges` is -1 for a delivery that is not to be counted, otherwise 0.
     """
     return {
-        **_build_lease_binds(settlements),
+        **build_lease_binds([(s.id, s.lease_token) for s in settlements]),
         "states": [s.state and s.state.name for s in settlements],
         "attempts": [int(s.attempted) for s in settlements],
         "charges": [-int(s.uncharge) for s in settlements],
