@@ -15,7 +15,7 @@ from benchmarks.filling import fill, fill_archive, names_of
 from benchmarks.measure import answer, clock
 from benchmarks.ours import DEADLINE, QUEUE, check_rows, engine_of
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.core.rows import ReadyPair
+from faststream_sqlbroker.core.rows import ClaimRequest, ReadyPair
 from faststream_sqlbroker.database.query import Query
 
 DAY = 86_400.0
@@ -59,7 +59,7 @@ class Claiming:
         return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
     def _claim(self, due: list[ReadyPair]) -> Query[Any]:
-        query: Query[Any] = self._dialect.build_claim(due, LIMIT, LEASE, uuid4())
+        query: Query[Any] = self._dialect.build_claim(ClaimRequest(due, LIMIT, LEASE, uuid4()))
         return query
 
     async def once(self, queues: list[str]) -> tuple[float, float, int]:

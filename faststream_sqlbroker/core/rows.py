@@ -404,6 +404,26 @@ class ReadyPair:
     """True if some rows have an invalid due time, which no claim would find (SQLite)."""
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """The rows that a claim leases: the first due rows by pair, due time and id."""
+
+    pairs: Sequence[ReadyPair]
+    limit: int
+    """Maximum number of rows."""
+    lease: float
+    """Seconds."""
+    token: UUID
+    """Marks the rows as leased by this claim: a settlement must name it."""
+    suspect_rule: SuspectRule | None = None
+    """With a rule, no suspect is leased. A suspect is a message that has lost its lease twice or
+    more (with max_deliveries=2: once) and may kill its process, so it must run alone: a crash would
+    count against every message that runs at the same time."""
+    prefetch: Prefetch | None = None
+    """Only the first rows get `lease`. The others wait in the process for a worker: they are leased
+    for `prefetch.lease`, with `ClaimedMessage.prefetched` set."""
+
+
 class ReadyPairs(list[ReadyPair]):
     """The pairs found by a query.
 

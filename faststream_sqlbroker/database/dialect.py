@@ -11,11 +11,10 @@ from faststream_sqlbroker.core.policies.seen import CompareAndSwap, QueueSnapsho
 from faststream_sqlbroker.core.rows import (
     ClaimedMessage,
     ClaimedMessages,
+    ClaimRequest,
     HeartbeatData,
     NewMessage,
     PollResult,
-    Prefetch,
-    ReadyPair,
     ReadyPairs,
     Settlement,
     SettleResult,
@@ -128,24 +127,10 @@ class Dialect(DialectOperations):
         return poll
 
     @abstractmethod
-    def build_claim(
-        self,
-        pairs: Sequence[ReadyPair],
-        limit: int,
-        lease: float,
-        token: UUID,
-        *,
-        suspect_rule: SuspectRule | None = None,
-        prefetch: Prefetch | None = None,
-    ) -> Work[ClaimedMessages]:
-        """Build a claim of up to `limit` due rows, ordered by pair, due time and id.
+    def build_claim(self, request: ClaimRequest) -> Work[ClaimedMessages]:
+        """Build a claim of due rows. Locked rows are skipped.
 
-        The work needs a transaction of its own. Locked rows are skipped. With `prefetch`, the first
-        `prefetch.start_count` rows are leased for `lease` seconds. The others wait in the process
-        for a worker: they are leased for `prefetch.lease`, with `ClaimedMessage.prefetched` set.
-        With `suspect_rule`, no suspect is leased. A suspect is a message that has lost its lease
-        twice or more (with max_deliveries=2: once) and may kill its process, so it must run alone:
-        a crash would count against every message that runs at the same time.
+        The work needs a transaction of its own.
         """
 
     def build_settle(

@@ -17,6 +17,7 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.rows import (
     ClaimedMessages,
+    ClaimRequest,
     HeartbeatData,
     Leases,
     NewMessage,
@@ -323,10 +324,8 @@ class Store:
         """
         if not pairs or limit < 1:
             return ClaimedMessages()
-        work = self.dialect.build_claim(
-            pairs, limit, lease, token, suspect_rule=suspect_rule, prefetch=prefetch
-        )
-        return await self._database.run(work, Activity.CONSUME)
+        request = ClaimRequest(pairs, limit, lease, token, suspect_rule, prefetch)
+        return await self._database.run(self.dialect.build_claim(request), Activity.CONSUME)
 
     async def claim_ordered(
         self,

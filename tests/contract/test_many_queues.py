@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Connection, bindparam, text
 
-from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair
+from faststream_sqlbroker.core.rows import ClaimedMessage, ClaimRequest, NewMessage, ReadyPair
 from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.database.mysql.many_queues import FIRST_ROWS, MAX_SINGLE_PAIRS
 from faststream_sqlbroker.database.store import Store
@@ -146,7 +146,7 @@ async def claiming(
 
     def claim(connection: Connection) -> list[ClaimedMessage]:
         store.dialect.begin(connection)
-        return store.dialect.build_claim(pairs, limit, LEASE, uuid4())(connection)
+        return store.dialect.build_claim(ClaimRequest(pairs, limit, LEASE, uuid4()))(connection)
 
     async with store._engine.connect() as connection:
         yield await connection.run_sync(claim)

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import text
 
 from faststream_sqlbroker.core.policies.slot_log import SlotLog
-from faststream_sqlbroker.core.rows import ClaimedMessages
+from faststream_sqlbroker.core.rows import ClaimedMessages, ClaimRequest
 from faststream_sqlbroker.database.connections import Checkouts
 from faststream_sqlbroker.database.multi_statement import MarkedLocks
 from faststream_sqlbroker.database.parts.claimed_rows import CLAIMED_COLUMNS
@@ -121,10 +121,11 @@ def claims_without_locks(store: Any) -> None:
         "WHERE id = ANY(:ids)"
     )
 
-    def claim(connection: Any, pairs: Any, limit: int, _lease: float, token: Any, **_: Any) -> Any:
+    def claim(connection: Any, request: ClaimRequest) -> Any:
         found = []
-        for pair in pairs:
-            binds = {"queue": pair.queue, "priority": pair.priority, "limit": limit}
+        token = request.token
+        for pair in request.pairs:
+            binds = {"queue": pair.queue, "priority": pair.priority, "limit": request.limit}
             found += [tuple(row)[:-1] for row in connection.execute(look, binds)]
         connection.execute(text("SELECT pg_sleep(0.03)"))
         connection.execute(take, {"token": token, "ids": [row[0] for row in found]})
@@ -136,9 +137,7 @@ def claims_without_locks(store: Any) -> None:
         return ClaimedMessages(claimed)
 
     dialect.claim = claim
-    dialect.build_claim = lambda *arguments, **options: (
-        lambda connection: claim(connection, *arguments, **options)
-    )
+    dialect.build_claim = lambda request: lambda connection: claim(connection, request)
 
 
 def lost_claims(_store: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.dialects import sqlite
 
-from faststream_sqlbroker.core.rows import ReadyPair
+from faststream_sqlbroker.core.rows import ClaimRequest, ReadyPair
 from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
 from faststream_sqlbroker.database.mysql.many_queues import FIRST_ROWS
 from faststream_sqlbroker.database.sqlite.dialect import SqliteDialect
@@ -102,13 +102,15 @@ def test_a_scan_descends_to_the_ends_of_each_queue(queues: Connection) -> None:
 def test_a_claim_of_many_pairs_reads_what_it_leases(queues: Connection) -> None:
     dialect = MysqlDialect(TABLES, queues.dialect)
     pairs = [ReadyPair(name, 0, 0.0) for name in NAMES]
-    dialect.build_claim(pairs[:10], 1, 60.0, uuid4())(queues)
+    dialect.build_claim(ClaimRequest(pairs[:10], 1, 60.0, uuid4()))(queues)
     with reads(queues, at_most=(2 * FIRST_ROWS + 10) * LIMIT):
-        found = dialect.build_claim(pairs[10 : 3 * LIMIT], LIMIT, 60.0, uuid4())(queues)
+        found = dialect.build_claim(ClaimRequest(pairs[10 : 3 * LIMIT], LIMIT, 60.0, uuid4()))(
+            queues
+        )
     assert [m.queue for m in found] == NAMES[10 : LIMIT + 10]
     crowded = [*pairs[200:210], ReadyPair(CROWDED, 5, 0.0), *pairs[210:220]]
     with reads(queues, at_most=(2 * FIRST_ROWS + 10) * LIMIT):
-        found = dialect.build_claim(crowded, LIMIT, 60.0, uuid4())(queues)
+        found = dialect.build_claim(ClaimRequest(crowded, LIMIT, 60.0, uuid4()))(queues)
     assert [m.queue for m in found] == [*NAMES[200:210], *[CROWDED] * (LIMIT - 10)]
 
 
@@ -117,7 +119,9 @@ def test_a_claim_of_many_pairs_reads_what_it_leases(queues: Connection) -> None:
 def test_expired_leases_of_many_queues_are_found_among_them(queues: Connection) -> None:
     dialect = MysqlDialect(TABLES, queues.dialect)
     token = uuid4()
-    claimed = dialect.build_claim([ReadyPair(CROWDED, 0, 0.0)], LIMIT, 60.0, token)(queues)
+    claimed = dialect.build_claim(ClaimRequest([ReadyPair(CROWDED, 0, 0.0)], LIMIT, 60.0, token))(
+        queues
+    )
     assert len(claimed) == LIMIT
     for _ in range(2):  # what is read once, of the data dictionary too
         with reads(queues, at_most=4 * COUNT + 2 * LIMIT):
@@ -135,7 +139,7 @@ def test_expired_leases_of_many_queues_are_found_among_them(queues: Connection) 
     )
     with reads(queues, at_most=4 * COUNT + 10 * LIMIT):
         assert dialect.release_stuck(queues, NAMES, 1_000) == LIMIT
-    dialect.build_claim([ReadyPair(CROWDED, 0, 0.0)], LIMIT, 60.0, token)(queues)
+    dialect.build_claim(ClaimRequest([ReadyPair(CROWDED, 0, 0.0)], LIMIT, 60.0, token))(queues)
     with reads(queues, at_most=4 * COUNT + 12 * LIMIT):
         assert dialect.release_claim(queues, NAMES, token) == LIMIT
 

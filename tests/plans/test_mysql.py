@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, text
 
 from faststream_sqlbroker.core.outcome import Ack, Nack, Outcome, Reject
 from faststream_sqlbroker.core.retry import default_retry_strategy
-from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage, ClaimRequest
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
 from faststream_sqlbroker.database.parts.ordered import Cursors
@@ -61,7 +61,7 @@ def claim(
     dialect: MysqlDialect, connection: Connection, limit: int = LIMIT
 ) -> list[ClaimedMessage]:
     pairs = [p for p in dialect.find_ready_pairs(connection, ["q"]) if p.due_in <= 0]
-    return dialect.build_claim(pairs, limit, 60.0, uuid4())(connection)
+    return dialect.build_claim(ClaimRequest(pairs, limit, 60.0, uuid4()))(connection)
 
 
 def test_the_ready_pairs_are_found_by_a_loose_scan(
@@ -87,7 +87,7 @@ def test_a_claim_when_nothing_is_due_reads_few_rows(
     assert len(pairs) == 3
     # Deleted rows stay in the index until they are committed and purged, and are stepped over.
     with reads(connection, at_most=60 + 3 * LIMIT * 3):
-        assert dialect.build_claim(pairs, LIMIT, 60.0, uuid4())(connection) == []
+        assert dialect.build_claim(ClaimRequest(pairs, LIMIT, 60.0, uuid4()))(connection) == []
 
 
 STEPS: dict[str, Callable[[MysqlDialect, Connection, list[ClaimedMessage]], Any]] = {

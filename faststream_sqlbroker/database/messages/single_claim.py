@@ -14,7 +14,13 @@ from sqlalchemy import Connection, select, update
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.correlation import CorrelationIds
-from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair, Settlement, SettleResult
+from faststream_sqlbroker.core.rows import (
+    ClaimedMessage,
+    ClaimRequest,
+    ReadyPair,
+    Settlement,
+    SettleResult,
+)
 from faststream_sqlbroker.core.settle import get_required_activities
 from faststream_sqlbroker.core.text import load_text
 from faststream_sqlbroker.database.engine import Database, StoreSubject
@@ -199,7 +205,8 @@ class DirectClaims(StoreSubject):
         is due.
         """
         due = [pair for pair in pairs if pair.due_in <= 0]
-        return self._dialect.build_claim(due, limit, lease, token)(connection) if due else []
+        request = ClaimRequest(due, limit, lease, token)
+        return self._dialect.build_claim(request)(connection) if due else []
 
     def _apply_judge(
         self,

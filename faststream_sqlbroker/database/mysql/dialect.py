@@ -21,9 +21,8 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from faststream_sqlbroker.core.rows import (
     ClaimedMessage,
     ClaimedMessages,
+    ClaimRequest,
     NewMessage,
-    Prefetch,
-    ReadyPair,
 )
 from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.database.multi_statement import (
@@ -226,16 +225,7 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
                 binds = {"queue": row.queue, "dedup_id": row.dedup_id}
                 connection.execute(self.sql["dedup_id"], binds)
 
-    def build_claim(
-        self,
-        pairs: Sequence[ReadyPair],
-        limit: int,
-        lease: float,
-        token: UUID,
-        *,
-        suspect_rule: SuspectRule | None = None,
-        prefetch: Prefetch | None = None,
-    ) -> Work[ClaimedMessages]:
+    def build_claim(self, request: ClaimRequest) -> Work[ClaimedMessages]:
         """Build a claim: a statement for each of a few pairs of queue and priority.
 
         Of many pairs, the first and those with many rows get a statement of their own. MySQL has no
@@ -244,42 +234,17 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
 
         def claim(connection: Connection) -> ClaimedMessages:
             """Lock the first due rows of the pairs, then lease the locked rows by id."""
-
-            def lock_pair(pair: ReadyPair, max_rows: int) -> ClaimedMessages:
-                return self._lock_pair(connection, pair, max_rows, token, suspect_rule)
-
-            messages = PairsClaim(self, limit, token, suspect_rule, lock_pair).run(
-                connection, pairs
-            )
+            messages = PairsClaim(self, connection, request).run()
+            token = request.token
+            prefetch = request.prefetch
             # Rows that start now get the handler's lease, rows that wait for a worker another.
             starting = messages if prefetch is None else mark_prefetched(messages, prefetch)
-            self.lease_rows(connection, starting, lease, token)
+            self.lease_rows(connection, starting, request.lease, token)
             if prefetch is not None:
                 self.lease_rows(connection, messages[prefetch.start_count :], prefetch.lease, token)
             return messages
 
         return claim
-
-    def _lock_pair(
-        self,
-        connection: Connection,
-        pair: ReadyPair,
-        limit: int,
-        token: UUID,
-        suspect_rule: SuspectRule | None,
-    ) -> ClaimedMessages:
-        """Lock up to `limit` due rows of `pair`, in order; rows locked elsewhere are skipped.
-
-        A suspect may have killed its process, and must run alone. A rule with `report` lets the
-        statement return suspects, so that the claim can report them; otherwise they are skipped
-        there.
-        """
-        binds: dict[str, Any] = {"queue": pair.queue, "priority": pair.priority, "limit": limit}
-        if suspect_rule is None or suspect_rule.report:
-            return self.lock_claimable(connection, "claim", binds, token, suspect_rule)
-        return self.lock_claimable(
-            connection, "claim_others", binds | suspect_rule.binds, token, suspect_rule
-        )
 
     def lock_claimable(
         self,

@@ -6,15 +6,18 @@ the index: with fewer, MySQL sorts all rows of a queue to find the first.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID
 
 from sqlalchemy import Connection
 
-from faststream_sqlbroker.core.rows import ClaimedMessage, ClaimedMessages, ReadyPair
-from faststream_sqlbroker.core.suspects import SuspectRule
+from faststream_sqlbroker.core.rows import (
+    ClaimedMessage,
+    ClaimedMessages,
+    ClaimRequest,
+    ReadyPair,
+)
 from faststream_sqlbroker.database.multi_statement import MultiStatementDialect
 
 MAX_SINGLE_PAIRS = 3
@@ -24,32 +27,23 @@ FIRST_ROWS = 8
 claimed by a statement of its own.
 """
 
-LockPair = Callable[[ReadyPair, int], ClaimedMessages]
-"""A function that locks at most so many due rows of a pair, in their order."""
-
 
 @dataclass(eq=False)
 class PairsClaim:
     """A claim of the first due rows of several pairs, in the order of the pairs."""
 
     dialect: MultiStatementDialect
-    limit: int
-    token: UUID
-    suspect_rule: SuspectRule | None
-    """The rule by which no suspect is leased, as in `Dialect.build_claim`.
-
-    None leases suspects like other rows.
-    """
-    lock_first: LockPair
-    """Locks the rows of a single pair."""
+    connection: Connection
+    request: ClaimRequest
     _messages: ClaimedMessages = field(default_factory=ClaimedMessages, init=False)
 
-    def run(self, connection: Connection, pairs: Sequence[ReadyPair]) -> ClaimedMessages:
+    def run(self) -> ClaimedMessages:
         """Lock the rows, and return the locked rows by pair, due time and id.
 
         A pair is a queue and a priority with due rows. At most `limit` rows are locked, including
         suspects, which are not leased.
         """
+        pairs = self.request.pairs
         # Always claim the first pair singly: if it reaches the limit, the statement for the others
         # is not needed.
         single_count = len(pairs) if len(pairs) <= MAX_SINGLE_PAIRS else 1
@@ -57,8 +51,8 @@ class PairsClaim:
             self._lock_pair(pair)
         remaining = pairs[single_count:]
         while remaining and (capacity := self._capacity) > 0:
-            first_rows = self._find_first_rows(connection, remaining, capacity)
-            self._lock_in_order(connection, remaining, first_rows)
+            first_rows = self._find_first_rows(remaining, capacity)
+            self._lock_in_order(remaining, first_rows)
             # Each pair found has at least one row. If fewer pairs were found than rows are wanted,
             # the remaining pairs have none.
             remaining = remaining[first_rows[-1][0] + 1 :] if len(first_rows) == capacity else []
@@ -66,10 +60,10 @@ class PairsClaim:
 
     @property
     def _capacity(self) -> int:
-        return self.limit - len(self._messages) - len(self._messages.suspects)
+        return self.request.limit - len(self._messages) - len(self._messages.suspects)
 
     def _find_first_rows(
-        self, connection: Connection, pairs: Sequence[ReadyPair], limit: int
+        self, pairs: Sequence[ReadyPair], limit: int
     ) -> list[tuple[int, list[int]]]:
         """Find the first `limit` pairs (queue and priority) that have due rows; locks nothing.
 
@@ -80,20 +74,26 @@ class PairsClaim:
             "pairs": json.dumps([(pair.queue, pair.priority) for pair in pairs]),
             "most": limit,
         }
-        name = "first_ids"
-        if self.suspect_rule is not None and not self.suspect_rule.report:
-            name, binds = "first_ids_others", binds | self.suspect_rule.binds
-        rows = connection.execute(self.dialect.sql[name], binds)
+        name, binds = self._skip_suspects("first_ids", binds)
+        rows = self.connection.execute(self.dialect.sql[name], binds)
         return [
             (position - 1, [message_id for message_id in ids if message_id is not None])
             for position, *ids in rows
         ]
 
+    def _skip_suspects(self, name: str, binds: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Return the statement and its binds, of the variant that skips suspects if required.
+
+        A suspect may have killed its process, and must run alone. A rule with `report` lets the
+        statement return suspects, so that the claim can report them.
+        """
+        rule = self.request.suspect_rule
+        if rule is None or rule.report:
+            return name, binds
+        return f"{name}_others", binds | rule.binds
+
     def _lock_in_order(
-        self,
-        connection: Connection,
-        pairs: Sequence[ReadyPair],
-        first_rows: list[tuple[int, list[int]]],
+        self, pairs: Sequence[ReadyPair], first_rows: list[tuple[int, list[int]]]
     ) -> None:
         """Lock the `first_rows` of `pairs`, in the order of the pairs.
 
@@ -109,25 +109,33 @@ class PairsClaim:
                 continue
             # This pair may have more rows than were read, and they come before the rows of the next
             # pair. So lock the rows found so far first, then this pair by a statement of its own.
-            self._lock_rows(connection, pending_ids, queues)
+            self._lock_rows(pending_ids, queues)
             self._lock_pair(pairs[position])
             pending_ids = []
             queues = {}
-        self._lock_rows(connection, pending_ids, queues)
+        self._lock_rows(pending_ids, queues)
 
     def _lock_pair(self, pair: ReadyPair) -> None:
-        """Lock the first due rows of a pair, up to the remaining capacity."""
-        if self._capacity > 0:
-            messages = self.lock_first(pair, self._capacity)
+        """Lock the first due rows of a pair, up to the remaining capacity, in their order.
+
+        Rows locked elsewhere are skipped.
+        """
+        if (limit := self._capacity) > 0:
+            binds = {"queue": pair.queue, "priority": pair.priority, "limit": limit}
+            messages = self._lock(*self._skip_suspects("claim", binds))
             self._add(messages, messages)
+
+    def _lock(self, name: str, binds: dict[str, Any]) -> ClaimedMessages:
+        request = self.request
+        return self.dialect.lock_claimable(
+            self.connection, name, binds, request.token, request.suspect_rule
+        )
 
     def _add(self, messages: ClaimedMessages, in_order: Sequence[ClaimedMessage]) -> None:
         self._messages += in_order
         self._messages.suspects |= messages.suspects
 
-    def _lock_rows(
-        self, connection: Connection, ids: Sequence[int], queues: dict[str, None]
-    ) -> None:
+    def _lock_rows(self, ids: Sequence[int], queues: dict[str, None]) -> None:
         """Lock as many of `ids`, in the order of the claim, as the remaining limit allows.
 
         Another session may have locked some since they were found: later ids replace them.
@@ -136,7 +144,5 @@ class PairsClaim:
         while ids and (capacity := self._capacity) > 0:
             part, ids = ids[:capacity], ids[capacity:]
             binds = {"ids": sorted(part), "queues": list(queues), "limit": len(part)}
-            rows = self.dialect.lock_claimable(
-                connection, "claim_ids", binds, self.token, self.suspect_rule
-            )
+            rows = self._lock("claim_ids", binds)
             self._add(rows, sorted(rows, key=lambda row: rank[row.id]))

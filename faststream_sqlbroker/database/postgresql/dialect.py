@@ -12,12 +12,11 @@ from faststream_sqlbroker.core.policies.seen import CompareAndSwap, QueueSnapsho
 from faststream_sqlbroker.core.rows import (
     ClaimedMessage,
     ClaimedMessages,
+    ClaimRequest,
     HeartbeatData,
     Leases,
     NewMessage,
     PollResult,
-    Prefetch,
-    ReadyPair,
     ReadyPairs,
     Settlement,
     SettleResult,
@@ -177,30 +176,24 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         }
         return Query(self.sql["look_around_alive"], binds, read_around)
 
-    def build_claim(
-        self,
-        pairs: Sequence[ReadyPair],
-        limit: int,
-        lease: float,
-        token: UUID,
-        *,
-        suspect_rule: SuspectRule | None = None,
-        prefetch: Prefetch | None = None,
-    ) -> Query[ClaimedMessages]:
+    def build_claim(self, request: ClaimRequest) -> Query[ClaimedMessages]:
         """Build a claim of a single statement.
 
         RETURNING has no order, so the rows are sorted here. With `prefetch`, rows that start now
         and rows that wait for a worker get leases of two lengths; a variant of the statement writes
         both.
         """
+        pairs = request.pairs
+        suspect_rule = request.suspect_rule
+        prefetch = request.prefetch
         statement = "claim" + get_statement_suffix(suspect_rule)
         binds: dict[str, Any] = {
             "queues": [p.queue for p in pairs],
             "priorities": [p.priority for p in pairs],
             "since": [p.since for p in pairs],
-            "limit": limit,
-            "lease": lease,
-            "token": token,
+            "limit": request.limit,
+            "lease": request.lease,
+            "token": request.token,
             **(suspect_rule.binds if suspect_rule is not None else {}),
         }
         if prefetch is not None and prefetch.start_count > 0:
@@ -213,7 +206,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             """Convert the leased rows in the order of the pairs; mark prefetched rows."""
             other_rows, suspects = split_suspects(rows, suspect_rule)
             other_rows = sort_by_due_time(other_rows)
-            messages = ClaimedMessages(self.to_messages(other_rows, token), suspects)
+            messages = ClaimedMessages(self.to_messages(other_rows, request.token), suspects)
             if prefetch is not None:
                 for row, message in zip(other_rows, messages, strict=True):
                     message.prefetched = row[-1] if prefetch.start_count > 0 else True

@@ -15,7 +15,7 @@ from uuid import UUID
 from sqlalchemy import Connection, null, text, update
 from sqlalchemy.exc import DBAPIError
 
-from faststream_sqlbroker.core.rows import ClaimedMessages, NewMessage, Prefetch, ReadyPair
+from faststream_sqlbroker.core.rows import ClaimedMessages, ClaimRequest, NewMessage, ReadyPair
 from faststream_sqlbroker.core.suspects import SuspectRule
 from faststream_sqlbroker.core.text import format_value, load_text
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
@@ -217,16 +217,7 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         ).scalar_one_or_none()
         return result
 
-    def build_claim(
-        self,
-        pairs: Sequence[ReadyPair],
-        limit: int,
-        lease: float,
-        token: UUID,
-        *,
-        suspect_rule: SuspectRule | None = None,
-        prefetch: Prefetch | None = None,
-    ) -> Work[ClaimedMessages]:
+    def build_claim(self, request: ClaimRequest) -> Work[ClaimedMessages]:
         """Build a claim of a single statement, or of two for leases of two lengths.
 
         The pairs (queue and priority) are searched in order until `limit` rows are found. With
@@ -235,15 +226,18 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
 
         def claim(connection: Connection) -> ClaimedMessages:
             """Lease in a single UPDATE; then extend the leases of rows that start immediately."""
-            self.repair_due_times(connection, pairs)
-            ranked = json.dumps([(p.queue, p.priority) for p in pairs])
-            binds: dict[str, Any] = {"pairs": ranked, "limit": limit}
-            binds |= build_lease_binds(lease if prefetch is None else prefetch.lease, token)
-            messages = self.lock_claimable(connection, "claim", binds, token, suspect_rule)
-            rank = {(p.queue, p.priority): n for n, p in enumerate(pairs)}
+            self.repair_due_times(connection, request.pairs)
+            prefetch = request.prefetch
+            lease = request.lease if prefetch is None else prefetch.lease
+            rank = {(p.queue, p.priority): n for n, p in enumerate(request.pairs)}
+            binds: dict[str, Any] = {"pairs": json.dumps(list(rank)), "limit": request.limit}
+            binds |= build_lease_binds(lease, request.token)
+            messages = self.lock_claimable(
+                connection, "claim", binds, request.token, request.suspect_rule
+            )
             messages.sort(key=lambda m: rank[m.queue, m.priority])
             if prefetch is not None and (starting := mark_prefetched(messages, prefetch)):
-                self.extend_leases(connection, [row.id for row in starting], lease)
+                self.extend_leases(connection, [row.id for row in starting], request.lease)
             return messages
 
         return claim
