@@ -102,7 +102,7 @@ class PullConsumer(HttpClient):
         page = await self._load_page({"limit": str(limit)})
         jobs = [_parse_job(data) for data in page.json()["Result"]]
         random.shuffle(jobs)
-        jobs.sort(key=_get_sort_key)
+        jobs.sort(key=lambda job: -job.priority)
         for job in jobs:
             if (taken_job := await self.take(job, longer=longer)) is not None:
                 return taken_job
@@ -210,10 +210,6 @@ class TakenJob(LeasedItem):
 
     async def _complete(self) -> None:
         await self.delivered()
-
-
-def _get_sort_key(job: QueuedJob) -> int:
-    return -job.priority
 
 
 def _parse_job(data: Mapping[str, Any]) -> QueuedJob:

@@ -177,7 +177,8 @@ class RangeReader:
         self._dialect = dialect
         self._range = index_range
         self._after = [] if position is None else [index_range.build_after(position, dialect)]
-        self._conditions = [*_build_unindexed(index_range, filters, dialect.name), *conditions]
+        outside_index = _list_conditions(index_range, filters, dialect.name)
+        self._conditions = [*to_unindexed(outside_index), *conditions]
         self.table = index_range.table
         self.order = [str(column.key) for column in index_range.order]
         self._read_count = 0
@@ -376,11 +377,6 @@ def build_conditions(table: Table, filters: Filters, database: str) -> list[Any]
     if filters.archived:
         conditions += _iter_time_conditions(table.c.archived_at, filters)
     return to_unindexed(conditions)
-
-
-def _build_unindexed(index_range: IndexRange, filters: Filters, database: str) -> list[Any]:
-    """Return the conditions that are not in the index of the range."""
-    return to_unindexed(_list_conditions(index_range, filters, database))
 
 
 def to_unindexed(conditions: list[Any]) -> list[Any]:

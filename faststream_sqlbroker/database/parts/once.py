@@ -172,15 +172,11 @@ def _load_claims(
                 key
                 if key in stored
                 else next(
-                    candidate for candidate in stored if candidate.rstrip() == _strip_key(key)
+                    candidate for candidate in stored if candidate.rstrip() == (key or "").rstrip()
                 )
             )
             claims[queue, key] = stored[stored_key or ""]
     return claims
-
-
-def _strip_key(key: str | None) -> str:
-    return (key or "").rstrip()
 
 
 def _mark_unknown(connection: Connection, table: Table, rows: Sequence[ClaimedMessage]) -> None:
