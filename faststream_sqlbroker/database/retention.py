@@ -3,7 +3,7 @@
 The oldest messages are removed first, a few in each transaction.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -31,7 +31,12 @@ from faststream_sqlbroker.database.parts import audit
 from faststream_sqlbroker.database.parts.audit import record_action
 from faststream_sqlbroker.database.parts.sizes import iter_chunks
 from faststream_sqlbroker.database.parts.window_rows import build_after, get_archive
-from faststream_sqlbroker.database.verified_prune import REST_FACTOR, LoadedPruner, LoadedWindows
+from faststream_sqlbroker.database.verified_prune import (
+    KeepGoing,
+    LoadedPruner,
+    LoadedWindows,
+    PrunePass,
+)
 from faststream_sqlbroker.exceptions import AccessError, TransientStoreError
 from faststream_sqlbroker.schema import partitions
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
@@ -280,13 +285,9 @@ class Pruner:
         self._started_at = float("-inf")
         self._loaded_pruner: LoadedPruner | None = None
         if retention.unless_loaded_by is not None:
-            self._loaded_pruner = LoadedPruner(
-                rows.loaded_windows, retention.unless_loaded_by, clock
-            )
+            self._loaded_pruner = LoadedPruner(rows.loaded_windows, retention.unless_loaded_by)
 
-    async def prune(
-        self, *, dry_run: bool = False, keep: Callable[[], Awaitable[bool]] | None = None
-    ) -> Pruned:
+    async def prune(self, *, dry_run: bool = False, keep: KeepGoing | None = None) -> Pruned:
         """Remove all messages past their limits, or only count in a dry run.
 
         Called regularly. With a lake, only messages that an export has loaded into it are removed.
@@ -298,30 +299,31 @@ class Pruner:
         Raises:
             StoreError: the database failed; earlier steps stay removed.
         """
-        result = Pruned()
+        prune_pass = PrunePass(self._clock, dry_run, keep)
         now = self._clock.monotonic()
         if dry_run or now - self._started_at >= FULL_SCAN_INTERVAL:
             self._reset()
             self._started_at = now
         limits = await self._find_limits()
         if self._loaded_pruner is not None:
-            await self._loaded_pruner.prune(limits, result, dry_run=dry_run, keep_going=keep)
+            await self._loaded_pruner.prune(limits, prune_pass)
         # A row that is dropped with its partition costs no DELETE. With a lake, only empty
         # partitions are dropped, because a row may be missing in the lake.
         if not dry_run:
-            await self._drop_partitions(limits, result, empty=self._loaded_pruner is not None)
+            partitions = prune_pass.result.partitions
+            await self._drop_partitions(limits, partitions, empty=self._loaded_pruner is not None)
         if self._loaded_pruner is None:
             for state, cutoff in limits.items():
-                await self._prune_state(state, cutoff, result, dry_run=dry_run, keep_going=keep)
-        return result
+                await self._prune_state(state, cutoff, prune_pass)
+        return prune_pass.result
 
     async def _drop_partitions(
-        self, limits: Mapping[MessageState, datetime], result: Pruned, *, empty: bool
+        self, limits: Mapping[MessageState, datetime], dropped: list[str], *, empty: bool
     ) -> None:
         """Drop the partitions whose messages of every state are past their age limit.
 
-        Dropping costs much less than deleting the rows. Skipped if a state is kept for ever. With
-        `empty`, only partitions without rows are dropped.
+        Their names are added to `dropped`. Dropping costs much less than deleting the rows. Skipped
+        if a state is kept for ever. With `empty`, only partitions without rows are dropped.
         """
         if not self._rows.partitions.is_partitioned or set(limits) != set(ENDED_STATES):
             return
@@ -329,7 +331,7 @@ class Pruner:
         # If the user is not the owner, or a reader holds the lock, the rows are deleted one by one.
         with suppress(AccessError, TransientStoreError):
             while name := await self._rows.partitions.drop(cutoff, empty=empty):
-                result.partitions.append(name)
+                dropped.append(name)
 
     def _reset(self) -> None:
         """Start at the oldest row again, to find rows that earlier passes have missed.
@@ -355,31 +357,24 @@ class Pruner:
         return limits
 
     async def _prune_state(
-        self,
-        state: MessageState,
-        before: datetime,
-        result: Pruned,
-        *,
-        dry_run: bool,
-        keep_going: Callable[[], Awaitable[bool]] | None,
+        self, state: MessageState, before: datetime, prune_pass: PrunePass
     ) -> None:
         """Remove the messages of `state` archived before `before`, in steps; a dry run counts.
 
         Continues after the last row of the previous pass, so that rows of other states in between
-        are read once. Rests after each step that removes rows. Stops if `keep_going` returns False,
-        for example because another process has taken the lock of the prune.
+        are read once. Rests after each step that removes rows.
         """
-        run_step = self._rows.count if dry_run else self._rows.remove
+        run_step = self._rows.count if prune_pass.dry_run else self._rows.remove
         position = self._positions.get(state)
-        while keep_going is None or await keep_going():
+        while await prune_pass.may_continue():
             started_at = self._clock.monotonic()
             step = await run_step(state, before, position)
-            result.add(state, step.rows)
+            prune_pass.result.add(state, step.rows)
             # No row was found. A batch that is not full is not the end: other processes may have
             # removed some of its rows.
             if step.last is None:
                 return
             position = step.last
-            if not dry_run:
+            if not prune_pass.dry_run:
                 self._positions[state] = position
-                await self._clock.sleep(REST_FACTOR * (self._clock.monotonic() - started_at))
+                await prune_pass.rest(started_at)

@@ -6,7 +6,7 @@ has renewed is always noticed.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -188,33 +188,46 @@ class LoadedWindows(StoreSubject):
         return await self._database.run(work, Activity.PRUNE, write=False)
 
 
+@dataclass(slots=True)
+class PrunePass:
+    """A pass over the archive, which removes rows in steps."""
+
+    clock: Clock
+    dry_run: bool
+    """True to remove nothing."""
+    keep: KeepGoing | None
+    """Called before each step; False ends the pass, for example because another process has taken
+    the lock of the prune."""
+    result: Pruned = field(default_factory=Pruned)
+
+    async def may_continue(self) -> bool:
+        """Return True if the next step may be done."""
+        return self.keep is None or await self.keep()
+
+    async def rest(self, started_at: float) -> None:
+        """Sleep `REST_FACTOR` times as long as the step took, for the sake of consumers."""
+        await self.clock.sleep(REST_FACTOR * (self.clock.monotonic() - started_at))
+
+
 class LoadedPruner:
     """A pruner of the windows of a lake, each as a unit."""
 
-    def __init__(self, loaded: LoadedWindows, lake: str, clock: Clock) -> None:
+    def __init__(self, loaded: LoadedWindows, lake: str) -> None:
         """Store the options; nothing is removed before `prune`."""
         self._loaded = loaded
         self._lake = lake
-        self._clock = clock
         self._pruned_states: dict[str, set[MessageState]] = {}
 
     def reset(self) -> None:
         """Check each window again, also windows whose old rows an earlier pass has removed."""
         self._pruned_states.clear()
 
-    async def prune(
-        self,
-        limits: Mapping[MessageState, datetime],
-        result: Pruned,
-        *,
-        dry_run: bool,
-        keep_going: KeepGoing | None,
-    ) -> None:
+    async def prune(self, limits: Mapping[MessageState, datetime], prune_pass: PrunePass) -> None:
         """Remove the messages of each state that ended before the state's limit.
 
-        Works through the windows that an export has loaded into the lake, oldest first, and adds
-        the counts to `result`. A window counts only as a whole, once it has ended before the limit.
-        Its rows are removed only if they equal the export's record of them.
+        Works through the windows that an export has loaded into the lake, oldest first. A window
+        counts only as a whole, once it has ended before the limit. Its rows are removed only if
+        they equal the export's record of them.
         """
         if not limits:
             return
@@ -226,19 +239,11 @@ class LoadedPruner:
                 due_states = {state for state, limit in limits.items() if window.end <= limit}
                 # An earlier pass of this process has dealt with the rows in these states.
                 due_states -= self._pruned_states.get(window.name, set())
-                if due_states and not await self._prune_window(
-                    window, due_states, result, dry_run=dry_run, keep_going=keep_going
-                ):
+                if due_states and not await self._prune_window(window, due_states, prune_pass):
                     return
 
     async def _prune_window(
-        self,
-        window: LoadedWindow,
-        due_states: set[MessageState],
-        result: Pruned,
-        *,
-        dry_run: bool,
-        keep_going: KeepGoing | None,
+        self, window: LoadedWindow, due_states: set[MessageState], prune_pass: PrunePass
     ) -> bool:
         """Compare a window with the record, then remove the rows in `due_states`.
 
@@ -247,24 +252,23 @@ class LoadedPruner:
         the next pass compares the window again.
         """
         if await self._loaded.has_any(window, due_states):
-            pages = await self._read_pages(window, keep_going)
+            pages = await self._read_pages(window, prune_pass)
             if pages is None:
                 return False
             actual = sum((page.rows for page in pages), RowSum())
             if actual != window.remaining:
-                if dry_run or await self._loaded.quarantine(self._lake, window, actual):
-                    result.differing.append(f"{window.name}: {actual}, not {window.remaining}")
+                if prune_pass.dry_run or await self._loaded.quarantine(self._lake, window, actual):
+                    difference = f"{window.name}: {actual}, not {window.remaining}"
+                    prune_pass.result.differing.append(difference)
                 return True
-            if not await self._remove_pages(
-                window, pages, due_states, result, dry_run=dry_run, keep_going=keep_going
-            ):
+            if not await self._remove_pages(window, pages, due_states, prune_pass):
                 return False
-        if not dry_run:
+        if not prune_pass.dry_run:
             self._pruned_states.setdefault(window.name, set()).update(due_states)
         return True
 
     async def _read_pages(
-        self, window: LoadedWindow, keep_going: KeepGoing | None
+        self, window: LoadedWindow, prune_pass: PrunePass
     ) -> list[WindowPage] | None:
         """Sum the window's rows page by page, with a rest after each; return None to stop.
 
@@ -273,13 +277,13 @@ class LoadedPruner:
         """
         pages: list[WindowPage] = []
         while not pages or pages[-1].last is not None:
-            if keep_going is not None and not await keep_going():
+            if not await prune_pass.may_continue():
                 return None
-            started_at = self._clock.monotonic()
+            started_at = prune_pass.clock.monotonic()
             pages.append(
                 await self._loaded.read_next_page(window, pages[-1].last if pages else None)
             )
-            await self._rest(started_at)
+            await prune_pass.rest(started_at)
         return pages
 
     async def _remove_pages(
@@ -287,29 +291,22 @@ class LoadedPruner:
         window: LoadedWindow,
         pages: list[WindowPage],
         due_states: set[MessageState],
-        result: Pruned,
-        *,
-        dry_run: bool,
-        keep_going: KeepGoing | None,
+        prune_pass: PrunePass,
     ) -> bool:
         """Remove the rows in `due_states` of all pages, or only count in a dry run.
 
         Returns False if this process must stop, or if a page has changed since it was compared.
         """
         for page in pages:
-            if due_states & page.states.keys() and not dry_run:
-                if keep_going is not None and not await keep_going():
+            if due_states & page.states.keys() and not prune_pass.dry_run:
+                if not await prune_pass.may_continue():
                     return False
-                started_at = self._clock.monotonic()
+                started_at = prune_pass.clock.monotonic()
                 updated = await self._loaded.remove(self._lake, window, page, due_states)
                 if updated is None:
                     return False
                 window = updated
-                await self._rest(started_at)
+                await prune_pass.rest(started_at)
             for state in due_states:
-                result.add(state, page.states[state])
+                prune_pass.result.add(state, page.states[state])
         return True
-
-    async def _rest(self, started_at: float) -> None:
-        """Sleep `REST_FACTOR` times as long as the step took, for the sake of consumers."""
-        await self._clock.sleep(REST_FACTOR * (self._clock.monotonic() - started_at))
