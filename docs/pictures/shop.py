@@ -62,7 +62,7 @@ class ShopBroker(SqlBroker):
     @property
     def admin(self) -> Admin:
         """For operators."""
-        return Told(self._store, publish=self._publish_audited)
+        return Told(self._store, super().admin._hooks)  # noqa: SLF001 - of the same broker
 
 
 def open_shop(folder: Path) -> ShopBroker:

@@ -70,12 +70,12 @@ class HealthReport(AdminOperations):
             SetupError: `old_transaction` is not a duration, or not longer than 0.
         """
         max_transaction_age = parse_positive("old_transaction", old_transaction)
-        process = self._get_process()
+        process = self._hooks.get_process()
         difference, uncertainty = await compare_clocks(self._store)
         used, limit = self._store.pool_use
         lacks: list[Any] = []
         # Rights cannot be tested on a read-only server; all other checks work there.
-        if (writes := await self._find_write_problem()) is None:
+        if (writes := await self._hooks.find_write_problem()) is None:
             lacks.extend(
                 (await self._store.access.find_missing_rights(self._required_activities)).missing
             )
@@ -98,7 +98,7 @@ class HealthReport(AdminOperations):
     @property
     def _required_activities(self) -> Activities:
         """The activities of this process; without any, the activities of operators."""
-        return self._get_process().activities or frozenset({Activity.OPERATE})
+        return self._hooks.get_process().activities or frozenset({Activity.OPERATE})
 
     async def _list_differing_windows(self) -> tuple[str, ...]:
         """Return the export windows that retention does not prune.
@@ -170,7 +170,7 @@ class HealthReport(AdminOperations):
             *find_transaction_problems(health.transactions),
             *find_dead_row_problems(health),
         ]
-        writes = await self._find_write_problem()
+        writes = await self._hooks.find_write_problem()
         return details, problems if writes is None else [writes, *problems]
 
     async def _check_schema(self) -> CheckResult:
@@ -220,7 +220,7 @@ class HealthReport(AdminOperations):
 
         Other processes notify this connection of new messages, so that they start at once.
         """
-        listening = self._get_process_info().listening
+        listening = self._hooks.get_process_info().listening
         text = (
             "wake-ups of other processes do not arrive, so their messages are found only by "
             "polling: see the log for why LISTEN fails"
@@ -230,9 +230,9 @@ class HealthReport(AdminOperations):
 
     async def _check_subscribers(self) -> CheckResult:
         """Report this process's subscribers, with the number of messages that each has leased."""
-        process = self._get_process()
+        process = self._hooks.get_process()
         details = {
-            "running": self._get_process_info().is_running,
+            "running": self._hooks.get_process_info().is_running,
             "subscribers": [
                 {
                     "queues": list(subscriber.queues),
@@ -250,13 +250,13 @@ class HealthReport(AdminOperations):
         A relay is a publisher of another broker that receives the responses of handlers. Before
         this broker starts, relays need not be started either.
         """
-        relays = self._get_process_info().relays
+        relays = self._hooks.get_process_info().relays
         problems = [
             f"{name} cannot publish: start its broker together with this broker"
             for name, can_publish in relays.items()
             if not can_publish
         ]
-        return dict(relays), problems if self._get_process_info().is_running else []
+        return dict(relays), problems if self._hooks.get_process_info().is_running else []
 
     async def _check_versions(self) -> CheckResult:
         """Report the versions of Python, the driver and packages; this finds no problems."""

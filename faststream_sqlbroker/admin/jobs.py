@@ -248,7 +248,7 @@ class JobOperations(AdminOperations):
             raise SetupError(f"job must be the result of a dry run, got {job}")
         if wait:
             await self._check_rights(job.action)
-        started_job = await self._writable_store.jobs.start(job, self._channel)
+        started_job = await self._writable_store.jobs.start(job, self._hooks.channel)
         return await self.wait_for_job(started_job.id) if wait else started_job
 
     async def undo(self, job_id: str, *, wait: bool = True, by: str | None = None) -> Job:
@@ -276,7 +276,7 @@ class JobOperations(AdminOperations):
         if wait:
             await self._check_rights(UNDO)
         undo_job = await self._writable_store.jobs.start_undo(
-            _validate_job_id(job_id), get_operator_name(by), self._channel
+            _validate_job_id(job_id), get_operator_name(by), self._hooks.channel
         )
         if undo_job is None:
             job = await self._require_job(job_id)
@@ -304,7 +304,7 @@ class JobOperations(AdminOperations):
             # Wake this process's fetch loops: the batch may have made messages of these queues due.
             # A needless wake-up costs one poll.
             if step.job is not None:
-                self._on_due(_get_due_queues(step.job))
+                self._hooks.on_due(_get_due_queues(step.job))
                 progress(step.job)
             # None: the job has ended or is stopped. Else wait for its rate, or for another process.
             if step.pause is None:

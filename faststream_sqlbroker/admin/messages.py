@@ -167,7 +167,7 @@ class MessageQueries(AdminOperations):
         """
         number = parse_message_id(message_id)
         # With the step that the message's queue is in one of the user's pipelines.
-        return (await self._store.explanations.explain(number)).at_place(self._pipelines)
+        return (await self._store.explanations.explain(number)).at_place(self._hooks.pipelines)
 
     async def dead_letters(
         self,

@@ -153,15 +153,15 @@ class QueueOperations(AdminOperations):
             "by": get_operator_name(by),
             "reason": clean_optional_text("reason", reason),
         }
-        async with self._pause_semaphore:
+        async with self._hooks.pause_semaphore:
             paused = await self._writable_store.live_subscribers.pause(
-                validate_name(queue), _parse_until(until), info, self._channel
+                validate_name(queue), _parse_until(until), info, self._hooks.channel
             )
             if paused is None:
                 raise SetupError(
                     f"until must be after the database's time, got {until}: end a pause with resume"
                 )
-            self._on_paused(paused)
+            self._hooks.on_paused(paused)
 
     async def resume(self, queue: str, *, by: str | None = None) -> bool:
         """End the pause of `queue`; processes notice this as soon as a pause.
@@ -178,11 +178,11 @@ class QueueOperations(AdminOperations):
         Raises:
             SetupError: `queue` is not a valid name, or `by` is not text.
         """
-        async with self._pause_semaphore:
+        async with self._hooks.pause_semaphore:
             was_paused, paused = await self._writable_store.live_subscribers.resume(
-                validate_name(queue), self._channel, get_operator_name(by)
+                validate_name(queue), self._hooks.channel, get_operator_name(by)
             )
-            self._on_paused(paused)
+            self._hooks.on_paused(paused)
         return was_paused
 
     async def paused(self) -> list[PausedQueue]:

@@ -63,7 +63,10 @@ class MessageOperations(AdminOperations):
         cleaned_reason = clean_optional_text("reason", reason)
         message = f"cancelled by {operator}" + (f": {cleaned_reason}" if cleaned_reason else "")
         return await self._writable_store.repairs.cancel(
-            parse_message_id(message_id), message, operator, on_requested=self._on_cancel_requested
+            parse_message_id(message_id),
+            message,
+            operator,
+            on_requested=self._hooks.on_cancel_requested,
         )
 
     async def retry_now(self, message_id: int | str, *, by: str | None = None) -> Repair:
@@ -118,7 +121,7 @@ class MessageOperations(AdminOperations):
             parse_message_id(message_id), name, get_operator_name(by)
         )
         if repair.done:
-            self._on_due([name])
+            self._hooks.on_due([name])
         return repair
 
     async def edit(
@@ -160,7 +163,7 @@ class MessageOperations(AdminOperations):
     def _notify_due(self, repair: Repair) -> Repair:
         """Wake this process's fetch loops, because the message may be due now; return `repair`."""
         if repair.done and repair.queue is not None:
-            self._on_due([repair.queue])
+            self._hooks.on_due([repair.queue])
         return repair
 
 
@@ -207,4 +210,4 @@ class PublishOperations(AdminOperations):
         """
         operator = get_operator_name(by)
         self._check_not_in_handler()
-        return await self._publish(message, validate_queue(queue), operator, options)
+        return await self._hooks.publish(message, validate_queue(queue), operator, options)

@@ -74,7 +74,7 @@ class ScheduleOperations(AdminOperations):
             raise SetupError(
                 f"schedule {format_value(name)} is paused by {schedule.paused_by}: resume it first"
             )
-        self._on_rescheduled()
+        self._hooks.on_rescheduled()
         return schedule is not None
 
     async def pause_schedule(self, name: str, *, by: str | None = None) -> bool:
@@ -118,5 +118,5 @@ class ScheduleOperations(AdminOperations):
         previous = await self._writable_store.schedules.resume(
             validate_name(name, NAME_LABEL), get_operator_name(by)
         )
-        self._on_rescheduled()
+        self._hooks.on_rescheduled()
         return previous is not None and previous.paused_at is not None

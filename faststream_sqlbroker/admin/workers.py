@@ -70,16 +70,16 @@ class WorkerOperations(AdminOperations):
         """Drain or undrain the subscribers that `worker` names; return the changed names, sorted.
 
         A drained subscriber claims no more messages, but finishes those that are running. The
-        semaphore keeps concurrent changes in order for this process: `_on_paused` must get the
+        semaphore keeps concurrent changes in order for this process: `on_paused` must get the
         latest state last.
         """
         operator = get_operator_name(by)
         names = await self._require_live(worker)
-        async with self._pause_semaphore:
+        async with self._hooks.pause_semaphore:
             changed, paused = await self._writable_store.live_subscribers.drain(
-                names, worker, self._channel, operator, drained=drained
+                names, worker, self._hooks.channel, operator, drained=drained
             )
-            self._on_paused(paused)
+            self._hooks.on_paused(paused)
         return sorted(changed)
 
     async def _require_live(self, worker: str) -> list[str]:

@@ -396,9 +396,9 @@ class SqlBroker(
     def admin(self) -> "Admin":
         """Operations for operators, such as pausing a queue; available before `start`, too."""
         from faststream_sqlbroker.admin import Admin  # noqa: PLC0415
+        from faststream_sqlbroker.admin.operations import ProcessHooks  # noqa: PLC0415
 
-        return Admin(
-            self._store,
+        hooks = ProcessHooks(
             channel=self._wakeups.channel,
             on_paused=self._heartbeat.apply_paused,
             on_cancel_requested=self._heartbeat.notify_cancel,
@@ -411,6 +411,7 @@ class SqlBroker(
             get_process_info=self._get_process_info,
             find_write_problem=self._write_path.check,
         )
+        return Admin(self._store, hooks)
 
     @property
     def archive(self) -> "Archive":
