@@ -72,6 +72,8 @@ class _PruneRun:
 
     lake: Lake
     archive: ArchiveRows
+    dry_run: bool
+    on_window: Callable[[PrunedWindow], Any]
     results: dict[str, PrunedWindow] = field(default_factory=dict)
     partition_windows: dict[ArchivePartition, dict[str, RowChecksums]] = field(default_factory=dict)
     """Checksums in each partition, by name of window."""
@@ -155,10 +157,9 @@ def prune_archive(
             return PruneResult(rows, (), (), cutoff, dry_run)
         lake = Lake(spark, exported, storage_options)
         selection = lake.select(database, source, table, schema)
-        run = _PruneRun(lake, ArchiveRows(database, connection, selection))
-        partitions = _prune_exported(
-            run, cutoff, dry_run=dry_run, on_window=wrap_callback(on_window)
-        )
+        archive = ArchiveRows(database, connection, selection)
+        run = _PruneRun(lake, archive, dry_run, wrap_callback(on_window))
+        partitions = _prune_exported(run, cutoff)
     windows = tuple(run.results[name] for name in sorted(run.results))
     return PruneResult(run.rows, windows, partitions, cutoff, dry_run)
 
@@ -193,13 +194,7 @@ def _prune_by_age(archive: ArchiveRows, *, dry_run: bool) -> int:
     return deleted_count
 
 
-def _prune_exported(
-    run: _PruneRun,
-    cutoff: datetime | None,
-    *,
-    dry_run: bool,
-    on_window: Callable[[PrunedWindow], Any],
-) -> tuple[str, ...]:
+def _prune_exported(run: _PruneRun, cutoff: datetime | None) -> tuple[str, ...]:
     """Remove the rows of exported windows, up to `cutoff`; return the names of dropped partitions.
 
     PostgreSQL's partitions are dropped first where all their rows may be removed; the remaining
@@ -213,32 +208,29 @@ def _prune_exported(
     windows = sorted(
         count_windows(archive.database, archive.connection, archive.selection, spans, run.lake.size)
     )
-    if not dry_run:
+    if not run.dry_run:
         run.lake.table.sync()  # other programs may have written files, too
     run.damaged_windows = _find_damaged_windows(run.lake, windows)
     candidates = archive.find_partitions()
-    if not candidates or dry_run:
-        refused_windows = [
-            window
-            for window in windows
-            if not _prune_window(run, window, on_window, dry_run=dry_run)
-        ]
-        return tuple(
-            partition.name
-            for partition in candidates
-            if _is_covered(partition, _exclude_windows(spans, refused_windows))
-        )
     # Drop partitions before rows are deleted: a row that goes with its partition costs no DELETE.
-    _drop_partitions(run, candidates, spans, windows)
-    for window in windows:
-        _prune_window(run, window, on_window, dry_run=False)
-    return tuple(partition.name for partition in run.dropped)
+    if candidates and not run.dry_run:
+        _drop_partitions(run, candidates, spans, windows)
+    refused = [window for window in windows if not _prune_window(run, window)]
+    gone = _select_covered(candidates, spans, refused) if run.dry_run else run.dropped
+    return tuple(partition.name for partition in gone)
 
 
-def _exclude_windows(spans: Sequence[Span], windows: Sequence[ExportWindow]) -> list[Span]:
-    """Return the spans without the given windows."""
-    excluded = [(window.start, window.end) for window in windows]
-    return [remaining for span in spans for remaining in subtract_spans(span, excluded)]
+def _select_covered(
+    partitions: list[ArchivePartition], spans: Sequence[Span], refused: Sequence[ExportWindow]
+) -> list[ArchivePartition]:
+    """Return the partitions whose rows are all in windows of the spans that are not refused."""
+    excluded = [(window.start, window.end) for window in refused]
+    removable = [part for span in spans for part in subtract_spans(span, excluded)]
+    return [
+        partition
+        for partition in partitions
+        if any(start <= partition.start and partition.end <= end for start, end in removable)
+    ]
 
 
 def _drop_partitions(
@@ -253,9 +245,7 @@ def _drop_partitions(
     a row that the lake lacks. After the first drop that fails, no other is tried.
     """
     refused = [window for window in windows if not _assign_partitions(run, window, candidates)]
-    removable = _exclude_windows(spans, refused)
-    selected = [partition for partition in candidates if _is_covered(partition, removable)]
-    for partition in selected:
+    for partition in _select_covered(candidates, spans, refused):
         expected = sum(run.partition_windows.get(partition, {}).values(), RowChecksums())
         if (dropped := run.archive.drop_partition(partition, expected)) is None:
             return  # such as for a lock: each further try could block the archive again
@@ -280,9 +270,7 @@ def _assign_partitions(
     return True
 
 
-def _prune_window(
-    run: _PruneRun, window: ExportWindow, on_window: Callable[[PrunedWindow], Any], *, dry_run: bool
-) -> bool:
+def _prune_window(run: _PruneRun, window: ExportWindow) -> bool:
     """Delete a window's rows that no drop has removed; return False for a refused window.
 
     A window is refused, and its rows stay, if the lake lacks one of them or its files are damaged.
@@ -292,7 +280,7 @@ def _prune_window(
     dropped = run.count_dropped_rows(window)
     count = len(rows.ids)
     if reason is None:
-        if not dry_run:
+        if not run.dry_run:
             count = run.archive.delete(rows)
         result = PrunedWindow(window.name, dropped + count)
     else:
@@ -301,7 +289,7 @@ def _prune_window(
     run.rows += result.rows if reason is None else dropped
     if result.rows or reason is not None:
         run.results[window.name] = result
-        on_window(result)
+        run.on_window(result)
     return reason is None
 
 
@@ -341,8 +329,3 @@ def _find_damaged_windows(lake: Lake, windows: Sequence[ExportWindow]) -> set[st
         if any(file.may_hold(window.start, window.end) for file in suspects)
     }
     return damaged | {window.name for window in examination.differing}
-
-
-def _is_covered(partition: ArchivePartition, spans: Sequence[Span]) -> bool:
-    """Return True if a span contains the partition: all its rows are in exported windows then."""
-    return any(start <= partition.start and partition.end <= end for start, end in spans)
