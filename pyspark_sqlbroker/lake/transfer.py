@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import getLogger
+from typing import Literal
 
 from pyspark.sql import DataFrame
 from sqlalchemy import URL, Connection
@@ -58,6 +59,18 @@ class TransferJob:
     checksums: bool
     options: Mapping[str, str] | None
 
+    def scan(
+        self,
+        connection: Connection,
+        selection: Selection,
+        snapshot: Snapshot | None,
+        number: int | Literal["auto"] = "auto",
+    ) -> DataFrame:
+        """Return the selected rows of the database, in `number` partitions; see `scan_rows`."""
+        return scan_rows(
+            self.lake.session, self.database, connection, selection, number, snapshot, self.options
+        )
+
 
 @dataclass(frozen=True)
 class WindowBatch:
@@ -82,9 +95,7 @@ def count_missing_rows(job: TransferJob, connection: Connection, window: ExportW
     Called when the counts differ, to tell rows that came late from rows that were pruned since.
     """
     selection = job.selection.between(window.start, window.end)
-    rows = scan_rows(
-        job.lake.session, job.database, connection, selection, "auto", None, job.options
-    )
+    rows = job.scan(connection, selection, None)
     return select_missing(rows, job.lake.read(window.start, window.end)).count()
 
 
@@ -142,15 +153,7 @@ def _transfer_once(
             )
             if batch.is_exported:
                 # Rows that were pruned from the database since stay in the lake.
-                database_rows = scan_rows(
-                    job.lake.session,
-                    job.database,
-                    read_connection,
-                    selection,
-                    "auto",
-                    snapshot,
-                    job.options,
-                )
+                database_rows = job.scan(read_connection, selection, snapshot)
                 lake_only_rows = select_missing(job.lake.read(start, end), database_rows)
                 lake_only = compute_window_checksums(lake_only_rows, size, checksums=job.checksums)
             entries = _compare_checksums(job, batch, staged, database_checksums, lake_only)
@@ -226,7 +229,4 @@ def _scan_rows(
     total_bytes = rows * (size.row_bytes or DEFAULT_ROW_BYTES)
     cores = int(job.lake.session.sparkContext.defaultParallelism)
     needed = 1 if rows <= SMALL_TABLE_ROWS else max(math.ceil(total_bytes / PARTITION_BYTES), cores)
-    number = min(needed, MAX_PARTITIONS)
-    return scan_rows(
-        job.lake.session, job.database, connection, selection, number, snapshot, job.options
-    )
+    return job.scan(connection, selection, snapshot, min(needed, MAX_PARTITIONS))
