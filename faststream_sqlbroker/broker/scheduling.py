@@ -8,7 +8,7 @@ from typing import Any, TypedDict, TypeVar, cast
 
 from typing_extensions import Unpack
 
-from faststream_sqlbroker.core.checks import reject_unknown_options, validate_name
+from faststream_sqlbroker.core.checks import check_choice, reject_unknown_options, validate_name
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.status import MISSED_RUNS, MissedRuns
 from faststream_sqlbroker.core.text import format_value
@@ -230,10 +230,7 @@ def _check_schedule(
         raise SetupError(
             f"the schedule {format_value(name)} is declared twice: give each its own name"
         )
-    if missed not in MISSED_RUNS:
-        raise SetupError(
-            f"missed must be one of {', '.join(map(repr, MISSED_RUNS))}, got {format_value(missed)}"
-        )
+    check_choice("missed", missed, MISSED_RUNS)
     reject_unknown_options("a schedule", options, ScheduleOptions.__annotations__, {})
     try:
         make_row(
