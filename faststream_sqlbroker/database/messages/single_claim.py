@@ -348,22 +348,10 @@ class DirectClaims(StoreSubject):
 
 def _to_claimed(row: Any, token: UUID) -> ClaimedMessage:
     """Convert a row of the message table, leased with `token`, to a claimed message."""
-    return ClaimedMessage(
-        id=row.id,
-        queue=row.queue,
-        payload=load_payload(row.payload),
-        stored_headers=row.headers,
-        priority=row.priority,
-        key=load_text(row.key),
-        attempts_count=int(row.attempts_count),
-        deliveries_count=int(row.deliveries_count),
-        publish_count=int(row.publish_count),
-        created=row.created_at,
-        due=row.next_attempt_at,
-        expires_at=row.expires_at,
-        first_attempt_at=row.first_attempt_at,
-        last_attempt_at=row.last_attempt_at,
-        acquired=row.acquired_at,
-        lease_token=token,
-        hops=int(row.hops),
+    create: Any = ClaimedMessage  # of as many values as there are columns
+    counts = map(int, row[6:9])
+    body = load_payload(row.payload)
+    message: ClaimedMessage = create(
+        *row[:2], body, *row[3:5], load_text(row.key), *counts, *row[9:15], token, int(row.hops)
     )
+    return message
