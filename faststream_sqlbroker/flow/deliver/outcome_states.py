@@ -173,6 +173,11 @@ def split_parts(parts: list[Settlement]) -> list[list[Settlement]]:
     plain = [s for s in parts if not _has_extras(s)]
     if plain and len(plain) < len(parts):
         return [plain, [s for s in parts if _has_extras(s)]]
+    return split_in_halves(parts)
+
+
+def split_in_halves(parts: list[Settlement]) -> list[list[Settlement]]:
+    """Split `parts` into halves of whole units; a single unit is returned alone."""
     half = find_unit_end(parts, len(parts) // 2)
     if half == len(parts):
         # The second half is a single unit that begins before the middle: cut after the first unit.

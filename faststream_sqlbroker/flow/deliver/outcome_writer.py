@@ -28,7 +28,7 @@ from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.outcome_states import (
     DeliveryState,
     OutcomeBatch,
-    find_unit_end,
+    split_in_halves,
 )
 from faststream_sqlbroker.flow.deliver.outcomes import Outcomes
 from faststream_sqlbroker.flow.loop import Log, Outages, is_logged
@@ -94,7 +94,8 @@ def _iterate_smaller(
 ) -> Iterator[list[Settlement]]:
     """Yield smaller parts to send instead of `parts`, which the database has refused.
 
-    A unit (settlements that are written together) that is refused by itself is added to
+    Sending halves finds the outcome that the database refuses. A unit is never split: its
+    settlements are written together or not at all. A unit that is refused by itself is added to
     `write_errors`, after the parts before it were sent.
     """
     # An answer is a message published on ack, which may need a right that the user lacks.
@@ -106,8 +107,11 @@ def _iterate_smaller(
             parts = []
         if plain:
             yield plain
-    if parts:
-        yield from _iterate_halves(parts, write_errors, error)
+    halves = split_in_halves(parts) if parts else []
+    if len(halves) == 1:
+        write_errors += [(settlement, error) for settlement in parts]
+    else:
+        yield from halves
 
 
 def _split_by_answer(parts: list[Settlement]) -> tuple[list[Settlement], list[Settlement]]:
@@ -118,24 +122,6 @@ def _split_by_answer(parts: list[Settlement]) -> tuple[list[Settlement], list[Se
     plain = [s for s in parts if s.unit is None or not s.unit.on_ack]
     answering = [s for s in parts if s.unit is not None and s.unit.on_ack]
     return plain, answering
-
-
-def _iterate_halves(
-    parts: list[Settlement], write_errors: WriteErrors, error: StoreError
-) -> Iterator[list[Settlement]]:
-    """Yield two halves of `parts`, with whole units; add a single unit to `write_errors` instead.
-
-    Sending halves finds the outcome that the database refuses. A unit is never split: its outcomes
-    are written together or not at all.
-    """
-    half = find_unit_end(parts, len(parts) // 2)
-    if half == len(parts):
-        half = find_unit_end(parts, 1)
-    if half == len(parts):
-        write_errors += [(settlement, error) for settlement in parts]
-    else:
-        yield parts[:half]
-        yield parts[half:]
 
 
 REFUSED_TEXT = "(the text of the error was refused by the database)"
