@@ -11,7 +11,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Protocol
 
 MIN_JITTER = 0.5
@@ -100,6 +100,13 @@ class Clock:
     def timeout_at(self, deadline: float | None) -> AbstractAsyncContextManager[object]:
         """Like `timeout`, with a deadline in `monotonic` seconds."""
         return self.timeout(None if deadline is None else deadline - self.monotonic())
+
+    async def wait_for(self, event: asyncio.Event, seconds: float | None) -> bool:
+        """Wait until `event` is set, but only so many seconds; return True if it is set in time."""
+        with suppress(TimeoutError):
+            async with self.timeout(seconds):
+                return await event.wait()
+        return False
 
     def call_later(self, seconds: float, callback: Callable[..., object], *args: object) -> Timer:
         """Call `callback` in the running event loop after so many seconds."""

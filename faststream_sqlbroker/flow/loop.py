@@ -300,7 +300,8 @@ class Loop:
             self.failures += 1
             pause = backoff(self.failures, self._clock)
             self._report(error, pause, started_at)
-            await self._sleep_unless_stopping(pause, stop_event)
+            # Wake-ups are ignored: they would let the loop hammer a failing database.
+            await self._clock.wait_for(stop_event, pause)
             return 0.0
         self.succeeded_at = self._clock.monotonic()
         if self.failures:
@@ -323,24 +324,13 @@ class Loop:
         )
         self._log(logging.CRITICAL, text, exc_info=error)
 
-    async def _sleep_unless_stopping(self, seconds: float, stop_event: asyncio.Event) -> None:
-        """Sleep for `seconds` after a failure, or until the loop is stopped.
-
-        Unlike `_pause`, it ignores wake-ups: these would let the loop hammer a failing database.
-        """
-        with suppress(TimeoutError):
-            async with self._clock.timeout(seconds):
-                await stop_event.wait()
-
     async def _pause(self, wait: float | None) -> None:
         """Wait for `wait` seconds (None: no limit), or until `wake`, after a successful tick."""
         if wait is not None and wait <= 0:
             # A loop that always has work must let other tasks run.
             await asyncio.sleep(0)
-            return
-        with suppress(TimeoutError):
-            async with self._clock.timeout(wait):
-                await self._wake_event.wait()
+        else:
+            await self._clock.wait_for(self._wake_event, wait)
 
 
 async def retry_until(work: Callable[[], Awaitable[None]], deadline: float, clock: Clock) -> bool:

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -223,9 +222,7 @@ class Wakeups:
                     for number in count(1):
                         # Pause until the next check, but end the pause if the connection is closed:
                         # subscribers that poll only when notified would miss messages.
-                        with suppress(TimeoutError):
-                            async with self.clock.timeout(CHECK_INTERVAL):
-                                await closed.wait()
+                        await self.clock.wait_for(closed, CHECK_INTERVAL)
                         interval = NOTIFIED_CHECKS_PER_PING if self.notify_only else CHECKS_PER_PING
                         await alive(number % interval == 0)
             except Exception as error:  # noqa: BLE001 - polling goes on, after any error

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from math import inf
@@ -125,13 +124,11 @@ class DirectClaimer:
                 step = inf if retry_in is None else retry_in
                 if self.polls:
                     step = min(clock.add_jitter(pause), LAST_PAUSE, step)
-                end = clock.monotonic() + step
+                if deadline is not None:
+                    step = min(step, deadline - clock.monotonic())
                 pause = min(LAST_PAUSE, pause * 1.5)
-                with suppress(TimeoutError):
-                    end = end if deadline is None else min(end, deadline)
-                    async with clock.timeout_at(None if end == inf else end):
-                        await arrived.wait()
-                        pause = FIRST_PAUSE
+                if await clock.wait_for(arrived, None if step == inf else step):
+                    pause = FIRST_PAUSE
         finally:
             self._wakeups.unregister(hint)
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
@@ -161,9 +161,7 @@ class Lock:
                 wait = min(backoff(failures, self._clock), self._lease / 6)
             if wait > 0:
                 self._changed.clear()
-                with suppress(TimeoutError):
-                    async with self._clock.timeout(wait):
-                        await self._changed.wait()
+                await self._clock.wait_for(self._changed, wait)
                 if not failures:
                     continue  # `extend` may have moved the next renewal during the wait
             failures = await self._renew(failures)
@@ -373,10 +371,9 @@ class LockManager:
                     raise TimeoutError
                 step = backoff(failures, clock) if failures else clock.add_jitter(pause)
                 pause = min(LAST_PAUSE, pause * 1.5)
-                end = clock.monotonic() + step
-                with suppress(TimeoutError):
-                    async with clock.timeout_at(end if deadline is None else min(end, deadline)):
-                        await queue.released.wait()
+                if deadline is not None:
+                    step = min(step, deadline - clock.monotonic())
+                await clock.wait_for(queue.released, step)
         finally:
             queue.turn.release()
 

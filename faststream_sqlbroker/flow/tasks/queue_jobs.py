@@ -148,9 +148,8 @@ class LongPolls:
         """
         if self._is_ended:
             return False
-        with suppress(TimeoutError):
-            async with self._clock.callers.timeout_at(deadline):
-                await waiter.called.wait()
+        clock = self._clock.callers
+        await clock.wait_for(waiter.called, deadline - clock.monotonic())
         is_called = waiter.called.is_set() and not self._is_ended
         # Cleared before the claim that follows, so that a call during the claim leads to another
         # claim.
