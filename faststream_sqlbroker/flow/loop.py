@@ -104,10 +104,7 @@ class Outages:
         """
         kind = "" if isinstance(error, TransientStoreError) else name
         # A part fails for one reason at a time, so the new reason replaces the previous one.
-        for other_kind in [
-            k for k, outage in self._outages.items() if k != kind and part in outage.failing
-        ]:
-            self._end(other_kind, part)
+        self._end(part, except_for=kind)
         outage = self._outages.get(kind)
         if outage is None:
             if started_at is not None and started_at <= self._ended_at.get(kind, -1.0):
@@ -129,8 +126,7 @@ class Outages:
 
         After the last failing part of an outage this logs that the outage is over.
         """
-        for kind in [k for k, outage in self._outages.items() if part in outage.failing]:
-            self._end(kind, part)
+        self._end(part)
 
     def remove_part(self, part: Hashable) -> None:
         """Remove `part`, which has stopped and will report neither failure nor success.
@@ -138,20 +134,26 @@ class Outages:
         If no other part fails, its outage is logged as over, with the remark that `part` stopped
         before it worked again.
         """
-        for kind, outage in list(self._outages.items()):
-            if part in outage.failing:
-                self._end(kind, part, is_stopped=True)
+        self._end(part, is_stopped=True)
 
-    def _end(self, kind: str, part: Hashable, *, is_stopped: bool = False) -> None:
-        """Remove `part` from the outage; after the last part, end the outage and log a summary.
+    def _end(
+        self, part: Hashable, *, except_for: str | None = None, is_stopped: bool = False
+    ) -> None:
+        """Remove `part` from its outages; end those without any other part.
+
+        It stays in the outage of the kind `except_for`. `is_stopped` says that `part` was removed
+        because it stopped, not because it works.
+        """
+        for kind, outage in list(self._outages.items()):
+            if kind != except_for and outage.failing.pop(part, None) and not outage.failing:
+                self._end_outage(kind, outage, is_stopped)
+
+    def _end_outage(self, kind: str, outage: _Outage, is_stopped: bool) -> None:
+        """End an outage without failing parts, and log a summary of it.
 
         `kind` is the name of the parts that were refused, or "" for the outage that all parts
-        share. `is_stopped` says that `part` was removed because it stopped, not because it works.
+        share. `is_stopped` says that the last part has stopped before it worked again.
         """
-        outage = self._outages[kind]
-        del outage.failing[part]
-        if outage.failing:
-            return
         del self._outages[kind]
         self._ended_at[kind] = now = self._clock.monotonic()
         duration = now - outage.started_at
