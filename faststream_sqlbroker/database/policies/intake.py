@@ -4,6 +4,7 @@ Each policy sees each message once and flags it. So a scan begins a little befor
 last scan of this process. Everything runs under the queue's lock and processes lists.
 """
 
+import copy
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,18 +82,9 @@ class IntakePosition:
         """Return a copy to change while the outcome of the claim's commit is unknown.
 
         A claim advances the copy. If its transaction is repeated or fails, the next claim starts at
-        the unchanged original again. `rates` is shared: a claim replaces it as a whole.
+        the unchanged original again.
         """
-        return IntakePosition(
-            dict(self.ended_at),
-            dict(self.full_scan_after),
-            dict(self.noted_at),
-            dict(self.limits),
-            self.rates,
-            set(self.indexed),
-            dict(self.pass_started_at),
-            dict(self.next_pass_at),
-        )
+        return IntakePosition(**{name: copy.copy(value) for name, value in vars(self).items()})
 
 
 @dataclass
