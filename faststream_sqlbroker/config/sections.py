@@ -132,7 +132,7 @@ all of these except the engine.
 """
 
 
-def _validate_queue_name(value: str) -> str:
+def _validate_queue_name(value: str) -> Any:
     """Return a valid queue name unchanged; raise Pydantic's error for other values."""
     if (issue := find_queue_error(value)) is not None:
         raise PydanticCustomError(

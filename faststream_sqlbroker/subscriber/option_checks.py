@@ -70,7 +70,7 @@ def check_dead_letter_queue(value: object, queues: Sequence[str]) -> None:
         )
 
 
-def split_weights(queues: object) -> tuple[object, tuple[int, ...] | None]:
+def split_weights(queues: Any) -> tuple[Any, tuple[int, ...] | None]:
     """Return the queues without weights, and the weights; None if there are no weights.
 
     A mapping as the first argument of `subscriber` gives each queue a weight: its share of the

@@ -220,9 +220,7 @@ def make_settings(
         attempts = get_max_attempts(values["retry_strategy"])
         values.setdefault("max_deliveries", get_default_max_deliveries(attempts))
     names, weights = option_checks.split_weights(queues)
-    settings = SubscriberSettings(
-        queues=option_checks.parse_queue_names(names), weights=weights, **values
-    )
+    settings = SubscriberSettings(queues=names, weights=weights, **values)
     if values.get("retry_strategy") is not None and settings.ack_policy is AckPolicy.ACK_FIRST:
         option_checks.warn_unused_strategy(settings)
     return settings
