@@ -246,18 +246,11 @@ class MultiStatementDialect(Dialect):
         self.extend_leases(connection, locked, lease)
         return locked
 
-    def renew_free(
-        self, connection: Connection, leases: Leases, lease: float
-    ) -> tuple[set[int], set[int]]:
-        """Extend the leases of rows that no other transaction has locked; only read the rest.
-
-        Returns:
-            The extended ids, and the ids that are still held but locked.
-        """
+    def extend_free(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
+        """Lock the rows that no other transaction has locked, then extend their leases."""
         free = self.lock(connection, leases, skip_locked=True)
         self.extend_leases(connection, free, lease)
-        remaining = [pair for pair in leases if pair[0] not in free]
-        return free, self.find_held(connection, remaining) if remaining else set()
+        return free
 
     def extend_leases(self, connection: Connection, ids: Collection[int], lease: float) -> None:
         """Extend the leases of `ids`, which the transaction has locked."""

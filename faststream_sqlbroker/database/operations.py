@@ -278,15 +278,21 @@ class DialectOperations(ClaimedRows, ABC):
         the longer renewal first. Waits for rows that another transaction has locked.
         """
 
-    @abstractmethod
     def renew_free(
         self, connection: Connection, leases: Leases, lease: float
     ) -> tuple[set[int], set[int]]:
-        """Extend `leases` as `renew` does, but skip rows that another transaction has locked.
+        """Extend `leases` as `renew` does, but only read rows that another transaction has locked.
 
         Returns:
             The extended ids, and the ids that are still held but locked.
         """
+        free = self.extend_free(connection, leases, lease)
+        remaining = [pair for pair in leases if pair[0] not in free]
+        return free, self.find_held(connection, remaining) if remaining else set()
+
+    @abstractmethod
+    def extend_free(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
+        """Extend the held leases whose rows no other transaction has locked; return the ids."""
 
     @abstractmethod
     def lock(

@@ -323,18 +323,10 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         # The update joins on ctid. If it waited for a row that changes, it would search for the old
         # ctid and miss the row; so wait for the locks first.
         self.lock(connection, leases)
-        return self._extend_free(connection, leases, lease)
+        return self.extend_free(connection, leases, lease)
 
-    def renew_free(
-        self, connection: Connection, leases: Leases, lease: float
-    ) -> tuple[set[int], set[int]]:
-        """Extend the leases of free rows; locked rows are skipped, and read without a lock."""
-        free = self._extend_free(connection, leases, lease)
-        remaining = [pair for pair in leases if pair[0] not in free]
-        return free, self.find_held(connection, remaining) if remaining else set()
-
-    def _extend_free(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
-        """Extend the held leases whose rows no other transaction has locked; return the ids."""
+    def extend_free(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
+        """Extend the leases by a single statement, which skips locked rows."""
         binds = {**build_lease_binds(leases), "lease": lease}
         return {r[0] for r in connection.execute(self.sql["renew"], binds)}
 
