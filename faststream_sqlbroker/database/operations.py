@@ -151,6 +151,13 @@ class DialectOperations(ClaimedRows, ABC):
         """True if finished messages can be kept."""
         return self.tables.archive is not None
 
+    @property
+    def archive(self) -> Table:
+        """The archive, which the caller knows to exist."""
+        archive = self.tables.archive
+        assert archive is not None  # noqa: S101 - the caller has looked
+        return archive
+
     def begin(self, connection: Connection, idle_limit: float | None = None) -> None:
         """Prepare the transaction that `connection` has just begun for the broker's writes.
 

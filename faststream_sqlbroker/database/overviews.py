@@ -409,8 +409,7 @@ def _add_ended_rates(connection: Connection, dialect: DialectOperations, rates: 
     Messages that were published and ended within the minute are no longer in the message table, so
     they are added to the published rate, too.
     """
-    archive = dialect.tables.archive
-    assert archive is not None  # noqa: S101 - the caller has checked
+    archive = dialect.archive
     a = archive.c
     statement = select(a.queue, a.created_at, a.archived_at, a.state)
     statement = dialect.add_index_hint(statement, archive, "archived_index")
@@ -550,8 +549,7 @@ def _select_failed(dialect: DialectOperations, state: MessageState) -> Select[An
 
     The additional message shows that older messages were not counted.
     """
-    archive = dialect.tables.archive
-    assert archive is not None  # noqa: S101 - the caller has checked
+    archive = dialect.archive
     a = archive.c
     statement = select(a.queue).where(match_ended_state(dialect, state))
     statement = dialect.add_index_hint(statement, archive, "uncompleted_index")

@@ -282,8 +282,7 @@ class PullJobStore(StoreSubject):
 
         A consumer may start a dead job again; the start then leases the restored row.
         """
-        archive = self._dialect.tables.archive
-        assert archive is not None  # noqa: S101 - it was found there
+        archive = self._dialect.archive
         new_values = {
             "state": literal(MessageState.PENDING.name),
             "publish_count": archive.c.publish_count + 1,

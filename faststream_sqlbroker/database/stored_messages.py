@@ -243,8 +243,7 @@ class StoredMessages(StoreSubject):
         A fingerprint is equal for errors of one type from the same place in the code. `rows` builds
         a select of the given columns over the step.
         """
-        table = self._dialect.tables.archive
-        assert table is not None  # noqa: S101 - the store has checked
+        table = self._dialect.archive
         s = rows(*get_readable_columns(table, COUNTED_COLUMNS, self._dialect.name)).subquery().c
         group_columns = (s.error_fingerprint, s.reason, s.queue)
         counting = select(

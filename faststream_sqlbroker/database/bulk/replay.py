@@ -98,8 +98,7 @@ def _lock(connection: Connection, dialect: DialectOperations, ids: Sequence[int]
 
     A prune could otherwise delete them before their bodies are copied.
     """
-    archive = dialect.tables.archive
-    assert archive is not None  # noqa: S101 - the store has looked
+    archive = dialect.archive
     statement = select(archive.c.id).where(archive.c.id.in_(ids)).order_by(archive.c.id)
     return set(connection.execute(statement.with_for_update()).scalars())
 
@@ -146,8 +145,7 @@ def _publish(
     finds the copy.
     """
     message = dialect.tables.message
-    archive = dialect.tables.archive
-    assert archive is not None  # noqa: S101 - the store has looked
+    archive = dialect.archive
     # Ids rise, so the new messages are above this id; messages of others may be, too.
     last = connection.execute(select(func.max(message.c.id))).scalar_one() or 0
     bound = [bindparam(f"new_{name}", type_=message.c[name].type) for name in _COPY_COLUMNS]

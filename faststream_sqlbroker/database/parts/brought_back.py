@@ -124,21 +124,21 @@ def restore_messages(
     `records` are the records of the windows in which the messages ended, from `lock_records`: the
     restored rows are subtracted from them.
     """
-    tables = dialect.tables
-    assert tables.archive is not None  # noqa: S101 - the store has looked
+    message = dialect.tables.message
+    archive = dialect.archive
     omitted = {name for name, value in new_values.items() if value is None}
-    shared_names = [c.name for c in tables.archive.c if c.name in tables.message.c]
+    shared_names = [c.name for c in archive.c if c.name in message.c]
     names = [name for name in shared_names if name not in omitted]
-    columns = [new_values.get(name, tables.archive.c[name]) for name in names]
-    condition = tables.archive.c.id.in_(ids)
+    columns = [new_values.get(name, archive.c[name]) for name in names]
+    condition = archive.c.id.in_(ids)
     if ids:
         # All statements see the same rows: they are locked.
         if records:
-            ended = select(tables.archive.c.id, tables.archive.c.archived_at).where(condition)
+            ended = select(archive.c.id, archive.c.archived_at).where(condition)
             _lower_records(connection, dialect, records, connection.execute(ended).all())
         copy = select(*columns).where(condition)
-        connection.execute(insert(tables.message).from_select(names, copy))
-        connection.execute(delete(tables.archive).where(condition))
+        connection.execute(insert(message).from_select(names, copy))
+        connection.execute(delete(archive).where(condition))
 
 
 def _lower_records(

@@ -322,8 +322,7 @@ def get_archive_range(dialect: DialectOperations, filters: Filters) -> IndexRang
     Chooses the index that excludes most rows by the filters. The filters that it does not contain
     are checked row by row.
     """
-    table = dialect.tables.archive
-    assert table is not None  # noqa: S101 - the store has looked
+    table = dialect.archive
     c = table.c
     where = list(_iter_time_conditions(c.archived_at, filters))
     index = "archived_index"

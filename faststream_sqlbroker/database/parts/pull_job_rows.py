@@ -238,8 +238,8 @@ def select_job(dialect: DialectOperations, *, is_live: bool) -> Select[Any]:
 
     def build() -> Select[Any]:
         """Build the select, which the dialect keeps."""
-        table = dialect.tables.message if is_live else dialect.tables.archive
-        assert table is not None  # noqa: S101 - without an archive there are no channels
+        # Without an archive there are no channels.
+        table = dialect.tables.message if is_live else dialect.archive
         c = table.c
         columns = get_readable_columns(table, (*_JOB_COLUMNS, "state"), dialect.name)
         if is_live:
