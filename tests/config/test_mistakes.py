@@ -97,7 +97,7 @@ def test_of_the_broker(write: Write, text: str, found: list[str]) -> None:
             "b: {forward_to: a}\n  a: {forward_to: b}",
             ["4:16 destinations[0]: 'b' is also under queues"],
         ),
-        ("'logs.{level}': {forward_to: b}", ["2:19 queues.logs.{level}: 'logs.{level}' is not a"]),
+        ("'logs.{level}': {forward_to: b}", ["2:19 queues.logs.{level}: 'logs.{level}' cannot be"]),
         ("a: {handler: nonsense}", ["2:16 queues.a.handler: handler must be module:name"]),
         ("a: {handler: 'no_such:f'}", ["2:16 queues.a.handler: handler 'no_such:f' cannot be im"]),
         ("a: {handler: './app:f'}", ["2:16 queues.a.handler: handler './app:f' cannot be im"]),
