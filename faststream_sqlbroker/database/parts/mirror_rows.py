@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from faststream_sqlbroker.core.rows import NewMessage, Settlement
 from faststream_sqlbroker.database.operations import DialectOperations
+from faststream_sqlbroker.database.parts.policy_state import match_key
 from faststream_sqlbroker.database.parts.sizes import iter_chunks
 from faststream_sqlbroker.schema.types import later
 
@@ -139,12 +140,8 @@ def remove_records(
         if settlement.lookup is not None and settlement.id in settled
     ]
     if binds:
-        connection.execute(delete(dialect.tables.policy_state).where(*_match_row(dialect)), binds)
-
-
-def _match_row(dialect: DialectOperations) -> Sequence[Any]:
-    c = dialect.tables.policy_state.c
-    return c.scope == bindparam("of_scope"), c.key == bindparam("of_key")
+        table = dialect.tables.policy_state
+        connection.execute(delete(table).where(match_key(table)), binds)
 
 
 def renew_living(
@@ -177,8 +174,6 @@ def renew_living(
         if row.counter in living_ids
     ]
     if renewals:
-        statement = (
-            update(state).where(*_match_row(dialect)).values(expires_at=later(bindparam("kept")))
-        )
-        connection.execute(statement, renewals)
+        renewing = update(state).where(match_key(state))
+        connection.execute(renewing.values(expires_at=later(bindparam("kept"))), renewals)
     return [row for row in rows if not (row.scope.startswith(MIRROR) and row.counter in living_ids)]

@@ -13,15 +13,7 @@ from itertools import groupby
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import (
-    Connection,
-    Table,
-    bindparam,
-    delete,
-    null,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Table, bindparam, delete, null, select, update
 
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.database.parts.policy_state import ONCE, match_key, upsert

@@ -168,10 +168,9 @@ class PolicyStore(StoreSubject):
         Returns:
             By id, the status of each row and the id of the message that has its key.
         """
-        table = self._dialect.tables.policy_state
         lock = self._dialect.lock
         return await self._database.run(
-            lambda c: once.claim_keys(c, table, lock, rows, ttl, get_process_name()),
+            lambda c: once.claim_keys(c, self._table, lock, rows, ttl, get_process_name()),
             Activity.CONSUME,
             Activity.STATE,
         )
@@ -195,7 +194,7 @@ class PolicyStore(StoreSubject):
 
         Called when the messages will be tried again: their next deliveries must find the keys free.
         """
-        table = self._dialect.tables.policy_state
+        table = self._table
         lock = self._dialect.lock
         await self._database.run(
             lambda c: once.release_keys(c, table, lock, rows), Activity.CONSUME, Activity.STATE
