@@ -32,7 +32,7 @@ from faststream_sqlbroker.core.times import (
 from faststream_sqlbroker.exceptions import SetupError
 
 QueueRole = Literal["publish", "consume"]
-"""Role of a queue's token; each role has its own token."""
+"""Roles of a queue's tokens; each role has its own token."""
 MAX_WAIT = 30.0
 """Maximum wait of a request for a message in seconds: proxies cut off longer requests."""
 

@@ -66,11 +66,7 @@ class ErrorClasses:
     async def convert_errors(
         self, activity_source: ActivitySource = frozenset()
     ) -> AsyncIterator[None]:
-        """Convert the database's errors; other errors pass unchanged.
-
-        `activity_source` is the activities that the statements serve; without any, a refusal says
-        nothing about this process.
-        """
+        """Convert the database's errors as `convert` does; other errors pass unchanged."""
         try:
             yield
         # Catch any exception: SQLAlchemy does not wrap a driver's error while connecting.
@@ -87,10 +83,14 @@ class ErrorClasses:
     ) -> None:
         """Raise `error` as an exception of this package; return for other errors.
 
-        Other errors are not the database's or the driver's. As `convert_errors`, for a caller for
-        which entering a context each time would cost too much. With `explain` an `AccessError`
-        names the missing rights. That takes another connection, so the caller must hold none: if
-        callers held all of them, it would wait for itself.
+        Other errors are not the database's or the driver's.
+
+        Args:
+            error: What a statement raised.
+            activity_source: The activities that the statements serve; without any, a refusal says
+                nothing about this process.
+            explain: Name in an `AccessError` the missing rights. That takes another connection, so
+                the caller must hold none: if callers held all of them, it would wait for itself.
         """
         if isinstance(error, SqlBrokerError) or (store_error := self.to_store_error(error)) is None:
             return

@@ -51,8 +51,6 @@ _BIND = re.compile(r":\w+")
 class MultiStatementDialect(Dialect):
     """The steps shared by MySQL, MariaDB and SQLite; the statements have the same names on each."""
 
-    has_row_locks = True
-    """True if rows are locked individually."""
     insert_row: str
     """VALUES of one inserted row."""
 

@@ -94,7 +94,6 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
 
     name = "sqlite"
     cancel_once = True  # aiosqlite
-    has_row_locks = False
     one_writer = True
     known_size_limit = SQLITE
     # A column accepts any value; text that is not valid UTF-8 would make the whole answer

@@ -105,14 +105,6 @@ class AckFirstTracker:
                 self._interval, self._inflight.signals.starts_ended
             )
 
-    def _format_unwritten(self, reason: object) -> str:
-        """Format the log line for ended handlers whose end could not be recorded."""
-        ids = [row.id for row in self._ended_rows]
-        return (
-            f"ACK_FIRST: could not record that the handlers of messages {ids} have ended, so "
-            f"admin.unknown() will list these messages: {reason}"
-        )
-
     async def stop(self, deadline: float) -> None:
         """Write the ended starts by `deadline` (the event loop's time); `tick` must not follow.
 
@@ -120,7 +112,12 @@ class AckFirstTracker:
         """
         self._is_stopped = True
         if not await retry_until(self.write_ended, deadline, self._clock) and self._ended_rows:
-            self._log(logging.ERROR, self._format_unwritten("the stop timed out"))
+            ids = [row.id for row in self._ended_rows]
+            self._log(
+                logging.ERROR,
+                f"ACK_FIRST: could not record that the handlers of messages {ids} have ended, so "
+                "admin.unknown() will list these messages: the stop timed out",
+            )
 
     def drop_cut_off(self, rows: list[ClaimedMessage]) -> None:
         """Leave the noted starts of `rows`, whose handlers were cancelled, in the database.
