@@ -3,20 +3,19 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from faststream_sqlbroker.core.checks import check_choice, validate_integer
+from faststream_sqlbroker.core.checks import validate_integer
 from faststream_sqlbroker.core.policies import argument_checks
 from faststream_sqlbroker.core.policies.argument_checks import (
     MICROSECONDS,
-    WITHOUT_KEY,
     format_seconds,
     parse_microseconds,
 )
 from faststream_sqlbroker.core.policies.header import (
     Header,
     Key,
+    check_required_key,
     format_key,
     validate_key,
-    validate_required_key,
 )
 from faststream_sqlbroker.core.policies.scopes import format_scope, validate_scope
 from faststream_sqlbroker.core.times import Duration
@@ -81,9 +80,8 @@ class Once:
         Raises:
             SetupError: the ttl is not longer than 0, or key=False.
         """
-        validate_required_key("Once", key)
+        check_required_key("Once", key, without_key)
         length = parse_microseconds("Once's ttl", ttl)
-        check_choice("Once's without_key", without_key, WITHOUT_KEY)
         argument_checks.set_attributes(self, ttl=length, key=key, without_key=without_key)
 
     def __str__(self) -> str:

@@ -11,12 +11,11 @@ from typing import Any, Literal, NamedTuple, Self
 from faststream_sqlbroker.core.checks import check_choice
 from faststream_sqlbroker.core.policies.argument_checks import (
     CLOCK_STEP,
-    WITHOUT_KEY,
     format_seconds,
     parse_microseconds,
     set_attributes,
 )
-from faststream_sqlbroker.core.policies.header import Header, Key, format_key, validate_required_key
+from faststream_sqlbroker.core.policies.header import Header, Key, check_required_key, format_key
 from faststream_sqlbroker.core.policies.standby import find_target
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
@@ -103,9 +102,8 @@ class Debounce:
             SetupError: a duration is not longer than 0, max_wait is shorter than the window or
                 given with edge="leading", or key=False.
         """
-        validate_required_key("Debounce", key)
+        check_required_key("Debounce", key, without_key)
         check_choice("Debounce's edge", edge, ("trailing", "leading"))
-        check_choice("Debounce's without_key", without_key, WITHOUT_KEY)
         length = parse_microseconds("Debounce's window", window)
         limit = None if max_wait is None else parse_microseconds("Debounce's max_wait", max_wait)
         if limit is not None and edge == "leading":

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from faststream_sqlbroker.core.checks import find_name_error, is_whole_number
+from faststream_sqlbroker.core.checks import check_choice, find_name_error
+from faststream_sqlbroker.core.policies.argument_checks import WITHOUT_KEY
 from faststream_sqlbroker.exceptions import SetupError
 
 
@@ -57,18 +58,17 @@ def validate_key(name: str, value: object) -> Key:
     return value
 
 
-def validate_required_key(policy: str, value: object) -> Key:
-    """Check and return the key option of a policy that needs a key.
+def check_required_key(policy: str, value: object, without_key: object) -> None:
+    """Check the key option of a policy that needs a key, and what happens to messages without one.
 
     Raises:
-        SetupError: the value is False, or neither a bool nor a Header.
+        SetupError: the value is False, or neither a bool nor a Header, or `without_key` is invalid.
     """
-    key = validate_key(f"{policy}'s key", value)
-    if not key:
+    if not validate_key(f"{policy}'s key", value):
         raise SetupError(
             f'{policy} needs a key: omit key=False, or name a header, as in key=Header("tenant")'
         )
-    return key
+    check_choice(f"{policy}'s without_key", without_key, WITHOUT_KEY)
 
 
 def format_key(name: str, value: Key) -> str:

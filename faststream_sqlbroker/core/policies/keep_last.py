@@ -8,9 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from faststream_sqlbroker.core.checks import check_choice
 from faststream_sqlbroker.core.policies.argument_checks import (
-    WITHOUT_KEY,
     format_seconds,
     parse_microseconds,
     set_attributes,
@@ -23,7 +21,7 @@ from faststream_sqlbroker.core.policies.debounce import (
     get_shared_fields,
     list_waiting,
 )
-from faststream_sqlbroker.core.policies.header import Header, Key, format_key, validate_required_key
+from faststream_sqlbroker.core.policies.header import Header, Key, check_required_key, format_key
 from faststream_sqlbroker.core.times import Duration
 
 
@@ -61,9 +59,8 @@ class KeepLast:
         Raises:
             SetupError: the window is not longer than 0, or key=False.
         """
-        validate_required_key("KeepLast", key)
+        check_required_key("KeepLast", key, without_key)
         length = parse_microseconds("KeepLast's window", window)
-        check_choice("KeepLast's without_key", without_key, WITHOUT_KEY)
         set_attributes(self, window=length, key=key, without_key=without_key)
 
     def __str__(self) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta, timezone
 from zoneinfo import ZoneInfo
 
+from faststream_sqlbroker.core.policies.argument_checks import set_attributes
 from faststream_sqlbroker.core.times import TICK, find_zone, from_microseconds, to_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -80,10 +81,7 @@ class Window:
                 "remove the policy"
             )
         find_zone(tz, "Window's")
-        object.__setattr__(self, "start", start_time[1])
-        object.__setattr__(self, "end", end_time[1])
-        object.__setattr__(self, "tz", tz)
-        object.__setattr__(self, "days", _parse_days(days))
+        set_attributes(self, start=start_time[1], end=end_time[1], tz=tz, days=_parse_days(days))
 
     def __str__(self) -> str:
         days = (
