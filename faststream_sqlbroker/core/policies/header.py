@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from faststream_sqlbroker.core.checks import check_choice, find_name_error
+from faststream_sqlbroker.core.checks import check_choice, find_name_error, is_whole_number
 from faststream_sqlbroker.core.policies.argument_checks import WITHOUT_KEY
 from faststream_sqlbroker.exceptions import SetupError
 
