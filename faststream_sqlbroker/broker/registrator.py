@@ -17,7 +17,7 @@ from faststream_sqlbroker.core.routing import Destination, PipelineStep
 from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.response import FOREIGN_OPTIONS
-from faststream_sqlbroker.subscriber.option_checks import check_no_handler_options
+from faststream_sqlbroker.subscriber.option_checks import check_no_handler_options, merge_queues
 from faststream_sqlbroker.subscriber.options import SubscriberOptions, make_settings
 
 if TYPE_CHECKING:
@@ -129,7 +129,12 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         Raises:
             SetupError: an option is unknown, a value is not valid, or options exclude each other.
         """
-        return self._add_subscriber(_merge_queues(queues, more_queues), options)
+        if more_queues and isinstance(queues, Mapping):
+            raise SetupError(
+                "queues with weights must be in one mapping, got "
+                f"{format_value(more_queues[0])} after {format_value(queues)}"
+            )
+        return self._add_subscriber(merge_queues(queues, more_queues), options)
 
     def pipeline(
         self,
@@ -309,21 +314,3 @@ _NUMBERS = count()
 _NUMBER = attrgetter("number")
 _HANDLER_OPTIONS = "dependencies", "parser", "decoder", "codec", "no_reply"
 """Options that a subscriber with `forward_to` cannot have: it has no handler."""
-
-
-def _merge_queues(
-    queues: str | Sequence[str] | Mapping[str, int], more_queues: tuple[str, ...]
-) -> Any:
-    """Combine the first argument of `subscriber` with the names after it; checked later.
-
-    `subscriber("a", "b")` and `subscriber(["a", "b"])` are the same. A mapping gives each queue a
-    weight, so no plain names may follow it.
-    """
-    if not more_queues:
-        return queues
-    if isinstance(queues, Mapping):
-        raise SetupError(
-            f"queues with weights must be in one mapping, got {format_value(more_queues[0])} after "
-            f"{format_value(queues)}"
-        )
-    return [*([queues] if isinstance(queues, str) else queues), *more_queues]

@@ -149,7 +149,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
                 removed.
         """
         request = DirectClaimRequest(
-            queues=_merge_queues(queues, more_queues),
+            queues=option_checks.parse_queue_names(queues, more_queues),
             lease=POP_LEASE,
             rules=SettleRules(),
             max_deliveries=option_checks.parse_max_deliveries(max_deliveries, None),
@@ -203,7 +203,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
         strategy = default_retry_strategy() if retry_strategy == "auto" else retry_strategy
         option_checks.check_retry_strategy(strategy)
         request = DirectClaimRequest(
-            queues=_merge_queues(queues, more_queues),
+            queues=option_checks.parse_queue_names(queues, more_queues),
             lease=parse_lease(lease),
             rules=SettleRules(retry_strategy=strategy),
             max_deliveries=option_checks.parse_max_deliveries(
@@ -244,12 +244,3 @@ class SqlBrokerReserving(SqlBrokerLocking):
 
             return raise_error
         return lambda: body
-
-
-def _merge_queues(queues: str | Sequence[str], more_queues: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the checked names of the queues, which may be passed as a list or separately."""
-    return option_checks.parse_queue_names(
-        [*([queues] if isinstance(queues, str) else queues), *more_queues]
-        if more_queues
-        else queues
-    )

@@ -18,13 +18,14 @@ from faststream_sqlbroker.config.declared import (
 )
 from faststream_sqlbroker.config.fields import (
     Section,
+    convert_setup_error,
     create_choice,
     create_object_field,
     create_section,
 )
 from faststream_sqlbroker.core import retry
 from faststream_sqlbroker.core.channels import Channel, Channels, Consumer, Queues, QueueTokens
-from faststream_sqlbroker.core.checks import find_queue_error
+from faststream_sqlbroker.core.checks import validate_queue
 from faststream_sqlbroker.core.depth import MaxDepth
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.policies.combinations import POLICY_CLASSES
@@ -134,11 +135,7 @@ all of these except the engine.
 
 def _validate_queue_name(value: str) -> Any:
     """Return a valid queue name unchanged; raise Pydantic's error for other values."""
-    if (issue := find_queue_error(value)) is not None:
-        raise PydanticCustomError(
-            "queue", "{text}", {"text": f"{value!r} is not a valid queue name: {issue}"}
-        )
-    return value
+    return convert_setup_error(validate_queue, value)
 
 
 QueueName = Annotated[str, AfterValidator(_validate_queue_name)]

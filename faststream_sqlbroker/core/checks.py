@@ -12,14 +12,14 @@ from faststream_sqlbroker.exceptions import SetupError
 Name = TypeVar("Name")
 
 
-def is_number(value: object) -> TypeGuard[float]:
-    """Return True for an int or a float; a bool is not taken for a number."""
+def is_integer(value: object) -> TypeGuard[int]:
+    """Return True for a whole number; a bool is none, although it is an int in Python."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return True for an int or a float, but not for a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def is_whole_number(value: object) -> TypeGuard[int]:
-    """Return True for an int; a bool is not taken for a number."""
-    return is_number(value) and isinstance(value, int)
 
 
 def validate_integer(
@@ -30,7 +30,7 @@ def validate_integer(
     Raises:
         SetupError: the value is invalid; `other` names further allowed values.
     """
-    if not is_whole_number(value) or value < 1 or (maximum is not None and value > maximum):
+    if not is_integer(value) or value < 1 or (maximum is not None and value > maximum):
         allowed = "of 1 or more" if maximum is None else f"from 1 to {maximum}"
         raise SetupError(f"{name} must be a whole number {allowed}{other}, got {value!r}")
     return value
@@ -125,14 +125,14 @@ def validate_name(value: Name, subject: str = "the name of a queue") -> Name:
     return value
 
 
-def validate_queue(value: Name) -> Name:
+def validate_queue(value: Name, subject: str = "the name of a queue") -> Name:
     """Return `value` if `find_queue_error` returns None.
 
     Raises:
-        SetupError: the name is invalid.
+        SetupError: the value cannot be `subject`.
     """
     if error := find_queue_error(value):
-        raise SetupError(f"{format_value(value)} cannot be the name of a queue: {error}")
+        raise SetupError(f"{format_value(value)} cannot be {subject}: {error}")
     return value
 
 

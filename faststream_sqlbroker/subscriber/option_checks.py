@@ -8,15 +8,15 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
-from typing import Literal
+from typing import Any, Literal
 
 from faststream import AckPolicy
 
 from faststream_sqlbroker.core.checks import (
     find_name_error,
     find_queue_error,
+    is_integer,
     is_number,
-    is_whole_number,
     validate_integer,
     validate_queue,
 )
@@ -38,12 +38,23 @@ _PATTERN = re.compile(r"(?:^|[./:])(?:\*|[#>+](?:$|[./:]))|\*(?:$|[./:])")
 """Wildcards of RabbitMQ, NATS, Redis and MQTT."""
 
 
-def parse_queue_names(queues: object) -> tuple[str, ...]:
+def merge_queues(queues: Any, more_queues: tuple[str, ...]) -> Any:
+    """Combine the first argument of `subscriber` or `reserve` with the names after it, unchecked.
+
+    `("a", "b")` and `(["a", "b"])` are the same.
+    """
+    if not more_queues:
+        return queues
+    return [*([queues] if isinstance(queues, str) else queues), *more_queues]
+
+
+def parse_queue_names(queues: object, more_queues: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the names of the queues, in the given order.
 
     Raises:
         SetupError: There is no name, a name is repeated or not valid.
     """
+    queues = merge_queues(queues, more_queues)
     if isinstance(queues, bytes | bytearray) or not isinstance(queues, Iterable):
         raise SetupError(f"queues must be a name or a list of names, got {queues!r}")
     names = (queues,) if isinstance(queues, str) else tuple(queues)
@@ -61,8 +72,7 @@ def check_dead_letter_queue(value: object, queues: Sequence[str]) -> None:
     """Raise SetupError unless `value` is None or the name of a queue that is not in `queues`."""
     if value is None:
         return
-    if (problem := find_queue_error(value)) is not None:
-        raise SetupError(f"{format_value(value)} cannot be the dead_letter_queue: {problem}")
+    validate_queue(value, "the dead_letter_queue")
     if value in queues:
         raise SetupError(
             f"dead_letter_queue {format_value(value)} is a queue of this subscriber, so its dead "
@@ -82,7 +92,7 @@ def split_weights(queues: Any) -> tuple[Any, tuple[int, ...] | None]:
     if not isinstance(queues, Mapping):
         return queues, None
     for name, weight in queues.items():
-        if not is_whole_number(weight) or not 1 <= weight <= MAX_WEIGHT:
+        if not is_integer(weight) or not 1 <= weight <= MAX_WEIGHT:
             raise SetupError(
                 f"the weight of queue {format_value(name)} must be a whole number from 1 to "
                 f"{MAX_WEIGHT}, got {format_value(weight)}: a queue of weight 5 gets five times as "

@@ -6,9 +6,8 @@ Times are whole microseconds of the database's clock.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from faststream_sqlbroker.core.checks import find_name_error
+from faststream_sqlbroker.core.checks import validate_name
 from faststream_sqlbroker.core.policies.argument_checks import MICROSECONDS
-from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.exceptions import SetupError
 
 MEMBER_LIFETIME = 60 * MICROSECONDS
@@ -30,8 +29,7 @@ def validate_scope(policy: str, scope: object, *, conflict: str | None) -> str |
     """
     if scope is None:
         return None
-    if (error := find_name_error(scope)) is not None:
-        raise SetupError(f"{format_value(scope)} cannot be the scope of a {policy}: {error}")
+    validate_name(scope, f"the scope of a {policy}")
     if conflict is not None:
         raise SetupError(
             f"{policy}'s scope is one budget for several queues, which excludes {conflict}: remove "
