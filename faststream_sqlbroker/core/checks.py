@@ -12,8 +12,8 @@ from faststream_sqlbroker.exceptions import SetupError
 Name = TypeVar("Name")
 
 
-def is_integer(value: object) -> TypeGuard[int]:
-    """Return True for a whole number; a bool is none, although it is an int in Python."""
+def is_whole_number(value: object) -> TypeGuard[int]:
+    """Return True for a whole number, but not for a bool, which is an int in Python."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -30,7 +30,7 @@ def validate_integer(
     Raises:
         SetupError: the value is invalid; `other` names further allowed values.
     """
-    if not is_integer(value) or value < 1 or (maximum is not None and value > maximum):
+    if not is_whole_number(value) or value < 1 or (maximum is not None and value > maximum):
         allowed = "of 1 or more" if maximum is None else f"from 1 to {maximum}"
         raise SetupError(f"{name} must be a whole number {allowed}{other}, got {value!r}")
     return value

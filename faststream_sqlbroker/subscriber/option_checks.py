@@ -15,7 +15,7 @@ from faststream import AckPolicy
 from faststream_sqlbroker.core.checks import (
     find_name_error,
     find_queue_error,
-    is_integer,
+    is_whole_number,
     is_number,
     validate_integer,
     validate_queue,
@@ -92,7 +92,7 @@ def split_weights(queues: Any) -> tuple[Any, tuple[int, ...] | None]:
     if not isinstance(queues, Mapping):
         return queues, None
     for name, weight in queues.items():
-        if not is_integer(weight) or not 1 <= weight <= MAX_WEIGHT:
+        if not is_whole_number(weight) or not 1 <= weight <= MAX_WEIGHT:
             raise SetupError(
                 f"the weight of queue {format_value(name)} must be a whole number from 1 to "
                 f"{MAX_WEIGHT}, got {format_value(weight)}: a queue of weight 5 gets five times as "

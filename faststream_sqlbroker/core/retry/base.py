@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
-from faststream_sqlbroker.core.checks import is_integer, is_number, validate_integer
+from faststream_sqlbroker.core.checks import is_whole_number, is_number, validate_integer
 from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import Duration, parse_non_negative
 from faststream_sqlbroker.exceptions import SetupError
@@ -128,7 +128,7 @@ class RetryStrategyProto(Protocol):
 def get_strategy_limit(strategy: RetryStrategyProto | None) -> int | None:
     """Return `strategy.max_attempts`, or None unless that is a whole number of 1 or more."""
     limit = getattr(strategy, "max_attempts", None)
-    return limit if is_integer(limit) and limit >= 1 else None
+    return limit if is_whole_number(limit) and limit >= 1 else None
 
 
 def get_max_attempts(strategy: RetryStrategyProto | None) -> int | None:
