@@ -330,7 +330,7 @@ def _quick_tables() -> Iterator[QuickTables]:
     quick = QuickTables()
 
     async def create_tables(server: Any) -> None:
-        await server._database.run(lambda connection: quick(connection, server._tables))
+        await server._database.run(lambda connection: quick(connection, server._dialect.tables))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DatabaseServer, "create_tables", create_tables)

@@ -102,7 +102,7 @@ class Clock:
         return self.timeout(None if deadline is None else deadline - self.monotonic())
 
     async def wait_for(self, event: asyncio.Event, seconds: float | None) -> bool:
-        """Wait until `event` is set, but only so many seconds; return True if it is set in time."""
+        """Wait so many seconds at most for `event`; return True if the event is set in time."""
         with suppress(TimeoutError):
             async with self.timeout(seconds):
                 return await event.wait()

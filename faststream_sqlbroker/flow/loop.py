@@ -139,17 +139,17 @@ class Outages:
     def _end(
         self, part: Hashable, *, except_for: str | None = None, is_stopped: bool = False
     ) -> None:
-        """Remove `part` from its outages; end those without any other part.
+        """Remove `part` from its outages; end an outage that has no other part.
 
         It stays in the outage of the kind `except_for`. `is_stopped` says that `part` was removed
         because it stopped, not because it works.
         """
         for kind, outage in list(self._outages.items()):
-            if kind != except_for and outage.failing.pop(part, None) and not outage.failing:
+            if kind != except_for and outage.failing.pop(part, "") and not outage.failing:
                 self._end_outage(kind, outage, is_stopped)
 
     def _end_outage(self, kind: str, outage: _Outage, is_stopped: bool) -> None:
-        """End an outage without failing parts, and log a summary of it.
+        """End an outage without failing parts, and log its summary.
 
         `kind` is the name of the parts that were refused, or "" for the outage that all parts
         share. `is_stopped` says that the last part has stopped before it worked again.

@@ -39,7 +39,7 @@ _PATTERN = re.compile(r"(?:^|[./:])(?:\*|[#>+](?:$|[./:]))|\*(?:$|[./:])")
 
 
 def merge_queues(queues: Any, more_queues: tuple[str, ...]) -> Any:
-    """Combine the first argument of `subscriber` or `reserve` with the names after it, unchecked.
+    """Combine the first argument of `subscriber` or `reserve` with further names, unchecked.
 
     `("a", "b")` and `(["a", "b"])` are the same.
     """

@@ -59,7 +59,7 @@ def validate_key(name: str, value: object) -> Key:
 
 
 def check_required_key(policy: str, value: object, without_key: object) -> None:
-    """Check the key option of a policy that needs a key, and what happens to messages without one.
+    """Check the options `key` and `without_key` of a policy that needs a key.
 
     Raises:
         SetupError: the value is False, or neither a bool nor a Header, or `without_key` is invalid.
