@@ -15,8 +15,8 @@ from faststream import AckPolicy
 from faststream_sqlbroker.core.checks import (
     find_name_error,
     find_queue_error,
-    is_whole_number,
     is_number,
+    is_whole_number,
     validate_integer,
     validate_queue,
 )

@@ -102,7 +102,7 @@ def render(code: str, cases: Iterable[Mapping[str, Any]] | None = None) -> list[
         "",
         "## How much of its rate a Throttle keeps",
         "",
-        f"`Throttle({RATE}, per={PER:g})` with four workers, next to a plain queue with 16 of them;",
+        f"`Throttle({RATE}, per={PER:g})` with four workers, next to a plain queue with 16;",
         f"medians of {RUNS} runs. Blocked: the event loop is blocked for 0.3 s at a time.",
         "Jitter: each statement takes 20 to 150 ms longer. Stopped: the process is stopped for",
         "half of each second. The lag is the delay of recent starts in the Throttle's log.",

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
-from faststream_sqlbroker.core.checks import is_whole_number, is_number, validate_integer
+from faststream_sqlbroker.core.checks import is_number, is_whole_number, validate_integer
 from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import Duration, parse_non_negative
 from faststream_sqlbroker.exceptions import SetupError
