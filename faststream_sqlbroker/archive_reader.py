@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 BATCH_ROWS = 10_000
 """Default for the maximum number of rows in a batch."""
 
-FIRST_ROWS = 100
-"""Maximum rows of the first batch, whose sizes are measured while the size of bodies is unknown."""
+FIRST_ROWS = 10
+"""Maximum rows of the first batch, when the size of bodies is unknown: to measure a body, MySQL and
+MariaDB read it completely.
+"""
 
 
 class Archive:
@@ -82,7 +84,7 @@ class Archive:
                 `decode_payload`. Text becomes a JSON string; a body that is neither JSON nor text
                 by its content type is NULL.
             batch_rows: Maximum rows in a batch. A batch also ends with the row that reaches 8 MiB.
-                The first batch has at most 100 rows, each later one at most twice as many as the
+                The first batch has at most 10 rows, each later one at most twice as many as the
                 previous one.
             safety_lag: Longest possible transaction, assumed where running transactions cannot be
                 observed: on PostgreSQL without `pg_read_all_stats`, on MySQL and MariaDB without

@@ -178,7 +178,7 @@ async def test_a_batch_is_bounded_in_bytes_and_filters_are_the_databases(
     assert reader.watermark == reader.horizon.time.isoformat(timespec="microseconds")
 
 
-@sqlite_only
+@pytest.mark.parametrize("database", ["sqlite", "mariadb", "mysql"], indirect=True)
 async def test_few_lengths_are_asked_for_where_bodies_are_long(
     broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +203,7 @@ async def test_few_lengths_are_asked_for_where_bodies_are_long(
     batches = [batch.column("id").to_pylist() async for batch in reader]
     assert [number for batch in batches for number in batch] == list(range(len(bodies)))
     assert {len(batch) for batch in batches} <= {2, 3}
-    assert lengths <= 100 + 2 * len(bodies) + 6
+    assert lengths <= 10 + 2 * len(bodies) + 6
 
 
 async def test_a_read_that_is_cancelled_or_loses_its_connection(
