@@ -69,6 +69,16 @@ class PostgreSQL(ArchiveDatabase):
         value = super().build_value(field)
         return f"{value}::text" if field.name == "headers" else value
 
+    def build_source_value(self, field: Field) -> str:
+        """Return infinity as the times that JDBC returns: ADBC would overflow to the far past."""
+        name = self.quote(field.name)
+        if field.type != "timestamp":
+            return name
+        return (
+            f"CASE {name} WHEN 'infinity' THEN timestamptz '9999-12-31 23:59:59.999+00' "
+            f"WHEN '-infinity' THEN timestamptz '0001-01-03 00:00+00' ELSE {name} END"
+        )
+
     def get_hidden_columns(self, column: str) -> dict[str, str]:
         """Add the row's position, for ranges of blocks."""
         return {BLOCKS: "ctid"} if column == BLOCKS else super().get_hidden_columns(column)

@@ -101,6 +101,29 @@ def test_every_value_is_the_tables(spark: SparkSession, archive: Archive) -> Non
     assert found == as_numbers(read_archive(spark, archive.url))
 
 
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_infinite_times_are_those_of_read_archive(spark: SparkSession, archive: Archive) -> None:
+    """The first or last moment, also cut by times; an overflow would make it the far past."""
+    archive.add(*({"id": n, "expires_at": START} for n in (1, 2, 3)))
+    # By JDBC, times before 1900 are exact where a row was archived then.
+    archive.add({"id": 4, "archived_at": datetime(1500, 1, 1, tzinfo=timezone.utc)})
+    for n, (archived, expires) in enumerate([(START, "infinity"), ("-infinity", "-infinity")], 1):
+        archive.execute(
+            "UPDATE message_archive SET archived_at = :archived, expires_at = :expires "
+            "WHERE id = :n",
+            archived=archived,
+            expires=expires,
+            n=n,
+        )
+    first, last = -62_135_424_000_000_000, 253_402_300_799_999_000
+    found = as_numbers(load(spark, archive, numPartitions=2))
+    assert found == as_numbers(read_archive(spark, archive.url))
+    assert [found[n]["expires_at"] for n in (1, 2, 3)] == [last, first, to_microseconds(START)]
+    assert found.pop(2)["archived_at"] == first
+    del found[4]
+    assert as_numbers(load(spark, archive, numPartitions=2, since="2026-01-01")) == found
+
+
 def test_headers_that_are_a_bare_number_are_text(new_database: Any) -> None:
     """Another program's; SQLite makes a number of them."""
     archive = new_database("sqlite")
