@@ -193,7 +193,7 @@ class ArchiveDatabase(ABC):
         name = self.quote(field.name)
         return self.build_microseconds(name) if field.type == "timestamp" else name
 
-    def build_source_value(self, field: Field) -> str:
+    def build_source_column(self, field: Field) -> str:
         """Return SQL by which `format("sqlbroker")` selects a column of `build_jdbc_column`."""
         return self.quote(field.name)
 

@@ -69,7 +69,7 @@ class PostgreSQL(ArchiveDatabase):
         value = super().build_value(field)
         return f"{value}::text" if field.name == "headers" else value
 
-    def build_source_value(self, field: Field) -> str:
+    def build_source_column(self, field: Field) -> str:
         """Return infinity as the times that JDBC returns: ADBC would overflow to the far past."""
         name = self.quote(field.name)
         if field.type != "timestamp":

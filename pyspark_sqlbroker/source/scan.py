@@ -138,7 +138,7 @@ def build_partitions(
     """
     names = {field.name for field in fields} | {column}
     inner = selection.build_subquery(database, names, column)
-    outer = ", ".join(database.build_source_value(field) for field in fields)
+    outer = ", ".join(database.build_source_column(field) for field in fields)
     return [
         StatementPartition(f"SELECT {outer} FROM {inner} WHERE {condition}")
         for condition in conditions
