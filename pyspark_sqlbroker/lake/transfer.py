@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import getLogger
-from typing import Literal
 
 from pyspark.sql import DataFrame
 from sqlalchemy import URL, Connection
@@ -59,18 +58,6 @@ class TransferJob:
     checksums: bool
     options: Mapping[str, str] | None
 
-    def scan(
-        self,
-        connection: Connection,
-        selection: Selection,
-        snapshot: Snapshot | None,
-        number: int | Literal["auto"] = "auto",
-    ) -> DataFrame:
-        """Return the selected rows of the database, in `number` partitions; see `scan_rows`."""
-        return scan_rows(
-            self.lake.session, self.database, connection, selection, number, snapshot, self.options
-        )
-
 
 @dataclass(frozen=True)
 class WindowBatch:
@@ -95,7 +82,9 @@ def count_missing_rows(job: TransferJob, connection: Connection, window: ExportW
     Called when the counts differ, to tell rows that came late from rows that were pruned since.
     """
     selection = job.selection.between(window.start, window.end)
-    rows = job.scan(connection, selection, None)
+    rows = scan_rows(
+        job.lake.session, job.database, connection, selection, "auto", None, job.options
+    )
     return select_missing(rows, job.lake.read(window.start, window.end)).count()
 
 
@@ -153,7 +142,15 @@ def _transfer_once(
             )
             if batch.is_exported:
                 # Rows that were pruned from the database since stay in the lake.
-                database_rows = job.scan(read_connection, selection, snapshot)
+                database_rows = scan_rows(
+                    job.lake.session,
+                    job.database,
+                    read_connection,
+                    selection,
+                    "auto",
+                    snapshot,
+                    job.options,
+                )
                 lake_only_rows = select_missing(job.lake.read(start, end), database_rows)
                 lake_only = compute_window_checksums(lake_only_rows, size, checksums=job.checksums)
             entries = _compare_checksums(job, batch, staged, database_checksums, lake_only)
@@ -229,4 +226,7 @@ def _scan_rows(
     total_bytes = rows * (size.row_bytes or DEFAULT_ROW_BYTES)
     cores = int(job.lake.session.sparkContext.defaultParallelism)
     needed = 1 if rows <= SMALL_TABLE_ROWS else max(math.ceil(total_bytes / PARTITION_BYTES), cores)
-    return job.scan(connection, selection, snapshot, min(needed, MAX_PARTITIONS))
+    number = min(needed, MAX_PARTITIONS)
+    return scan_rows(
+        job.lake.session, job.database, connection, selection, number, snapshot, job.options
+    )

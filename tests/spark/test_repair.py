@@ -29,7 +29,6 @@ from pyspark_sqlbroker import (
 from pyspark_sqlbroker.lake import repair as module
 from pyspark_sqlbroker.lake.delta import DataFile
 from pyspark_sqlbroker.lake.lake import Lake
-from pyspark_sqlbroker.lake.transfer import TransferJob
 from pyspark_sqlbroker.lake.windows import ExportWindow
 from tests.spark.conftest import START, Archive
 from tests.spark.kept_lakes import export_days
@@ -232,13 +231,13 @@ def test_a_row_that_goes_before_it_is_read_again_leaves_the_window_damaged(
     path = tmp_path / "lake"
     lake = made(spark, archive, path)
     reversed_bytes(path / lake.files[0].path)
-    scan = TransferJob.scan
+    scan = module.scan_rows
 
     def late(*given: Any) -> Any:
         archive.execute("DELETE FROM message_archive WHERE id = 1")
         return scan(*given)
 
-    monkeypatch.setattr(TransferJob, "scan", late)
+    monkeypatch.setattr(module, "scan_rows", late)
     done = repair_export(spark, archive.url, str(path))
     assert (done.windows, list(done.unrepaired), done.files) == ({}, ["2026-03-01"], ())
     assert Lake(spark, str(path)).files == lake.files
