@@ -33,7 +33,7 @@ PARTITION_BYTES = 256 << 20
 SMALL_TABLE_ROWS = 50_000
 """Number of rows up to which one connection is faster than opening a second one."""
 
-MAX_PARTITIONS = 64
+MAX_AUTO_PARTITIONS = 64
 """Maximum number of partitions chosen by size; each is a connection to the database."""
 
 BLOCKS = "_block"
@@ -69,7 +69,7 @@ class TableSize:
         """Return the number of partitions to read the table in; at least `minimum` unless small."""
         if self.rows <= SMALL_TABLE_ROWS and self.bytes <= PARTITION_BYTES:
             return 1
-        return min(max(math.ceil(self.bytes / PARTITION_BYTES), minimum), MAX_PARTITIONS)
+        return min(max(math.ceil(self.bytes / PARTITION_BYTES), minimum), MAX_AUTO_PARTITIONS)
 
 
 @dataclass(frozen=True)

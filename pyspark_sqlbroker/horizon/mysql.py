@@ -18,7 +18,7 @@ ACCESS_DENIED = 1227
 MAX_REFRESH_WAIT = 5.0
 """Seconds to wait for InnoDB to refresh its list of transactions; then the lag is used."""
 
-POLL_INTERVAL = 0.12
+LIST_POLL_INTERVAL = 0.12
 """Seconds between two polls: InnoDB refreshes the list only if it was not read for 0.1 s."""
 
 REPLICATION_VARIABLES_SQL = (
@@ -191,7 +191,7 @@ def _read_transactions(query: HorizonQuery) -> tuple[datetime | None, datetime |
             return _parse_time(oldest), _parse_time(detached), int(count)
         if is_last:
             return None
-        query.sleep(POLL_INTERVAL)
+        query.sleep(LIST_POLL_INTERVAL)
 
 
 def _parse_time(value: float | None) -> datetime | None:

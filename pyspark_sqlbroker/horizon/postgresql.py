@@ -59,7 +59,7 @@ SELECT lsn - CASE WHEN mod(lsn - '0/0', 8192) <= 40 THEN mod(lsn - '0/0', 8192) 
 FROM pg_current_wal_insert_lsn() lsn
 """
 
-POLL_INTERVAL = 0.05
+REPLAY_POLL_INTERVAL = 0.05
 """Seconds between two polls of the standby's replay position."""
 
 
@@ -176,7 +176,7 @@ def _wait_for_replay(query: HorizonQuery, position: str) -> None:
                 f"{query.max_wait:g} s: check whether its replay is paused or slow, or omit "
                 "primary= to use safety_lag"
             )
-        query.sleep(POLL_INTERVAL)
+        query.sleep(REPLAY_POLL_INTERVAL)
 
 
 def _find_by_replay(query: HorizonQuery) -> Horizon:

@@ -31,7 +31,7 @@ RENAME_SCHEMES = ("hdfs", "webhdfs", "swebhdfs", "viewfs", "abfs", "abfss", "adl
 is closed.
 """
 
-ORPHAN_AGE_MS = 3_600_000
+TEMPORARY_AGE_MS = 3_600_000
 """Milliseconds after which the writer of a temporary file counts as dead."""
 
 _UNSAFE_CHARACTERS = re.compile(r"[][{}*?#\\]|%[0-9A-Fa-f]{2}")
@@ -358,7 +358,7 @@ def _delete_orphans(system: Any, location: Any) -> None:
     for entry in system.listStatus(location.getParent()):
         name = str(entry.getPath().getName())
         is_temporary = name.startswith(f".{location.getName()}.") and name.endswith(".tmp")
-        if is_temporary and entry.getModificationTime() < written_at - ORPHAN_AGE_MS:
+        if is_temporary and entry.getModificationTime() < written_at - TEMPORARY_AGE_MS:
             system.delete(entry.getPath(), False)
 
 

@@ -45,7 +45,7 @@ from pyspark_sqlbroker.load.selection import (
     select_rows,
 )
 
-ORPHAN_AGE_MS = 24 * 3_600_000
+STAGED_AGE_MS = 24 * 3_600_000
 """Age in milliseconds after which staged files count as left by a dead process. An attempt takes an
 hour at most, because PostgreSQL ends its snapshot then.
 """
@@ -448,7 +448,7 @@ class Lake:
             path: digest for path, digest in self.state.digests.items() if path in known_paths
         }
         self.state = replace(self.state, digests=digests)
-        limit = self.folders.get_time() - ORPHAN_AGE_MS
+        limit = self.folders.get_time() - STAGED_AGE_MS
         for name, status in self.folders.list_files(STATES).items():
             if status.modified < limit and self.table.is_older_state(name):
                 self.folders.delete(name)

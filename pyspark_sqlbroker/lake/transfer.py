@@ -11,7 +11,7 @@ from sqlalchemy import URL, Connection
 
 from faststream_sqlbroker.exceptions import ExportMismatchError
 from pyspark_sqlbroker.databases import ArchiveDatabase
-from pyspark_sqlbroker.databases.base import MAX_PARTITIONS, PARTITION_BYTES, SMALL_TABLE_ROWS
+from pyspark_sqlbroker.databases.base import MAX_AUTO_PARTITIONS, PARTITION_BYTES, SMALL_TABLE_ROWS
 from pyspark_sqlbroker.lake.entries import Entry, LakeState
 from pyspark_sqlbroker.lake.files import undo_on_error
 from pyspark_sqlbroker.lake.lake import Lake
@@ -226,7 +226,7 @@ def _scan_rows(
     total_bytes = rows * (size.row_bytes or DEFAULT_ROW_BYTES)
     cores = int(job.lake.session.sparkContext.defaultParallelism)
     needed = 1 if rows <= SMALL_TABLE_ROWS else max(math.ceil(total_bytes / PARTITION_BYTES), cores)
-    number = min(needed, MAX_PARTITIONS)
+    number = min(needed, MAX_AUTO_PARTITIONS)
     return scan_rows(
         job.lake.session, job.database, connection, selection, number, snapshot, job.options
     )

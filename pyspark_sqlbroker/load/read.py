@@ -34,7 +34,7 @@ from pyspark_sqlbroker.moments import TimeInput
 from pyspark_sqlbroker.session import require_driver
 from pyspark_sqlbroker.store_errors import convert_store_errors
 
-LOCK_TIMEOUT = 60
+SNAPSHOT_LOCK_TIMEOUT = 60
 """Seconds that a reader waits for a lock on the table.
 
 A session that requests an exclusive lock waits for the end of the snapshot, and a reader that
@@ -63,7 +63,7 @@ class Snapshot:
         return (
             "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; "
             f"SET TRANSACTION SNAPSHOT '{self.number}'; "
-            f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}s'"
+            f"SET LOCAL lock_timeout = '{SNAPSHOT_LOCK_TIMEOUT}s'"
         )
 
     def lock_table(self, table: str) -> None:
@@ -299,7 +299,8 @@ def scan_rows(
     database.require_table(connection, selection.table, selection.schema)
     if snapshot is not None:
         snapshot.lock_table(selection.get_table_name(database))
-        connection = snapshot.connection  # a new connection could deadlock: see LOCK_TIMEOUT
+        # A new connection could deadlock: see SNAPSHOT_LOCK_TIMEOUT.
+        connection = snapshot.connection
     size = database.estimate_size(connection, selection.table, selection.schema)
     number = _count_partitions(spark, num_partitions, size)
     database = _choose_time_format(database, connection, selection)

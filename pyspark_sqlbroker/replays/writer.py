@@ -34,10 +34,10 @@ Row = dict[str, Any]
 
 FindLatest = Callable[[Sequence[int]], dict[int, int | None]]
 
-BATCH_BYTES = 4 << 20
+TRANSACTION_BYTES = 4 << 20
 """Bytes of payloads in a transaction: below MySQL's max_allowed_packet even if each is escaped."""
 
-MAX_ATTEMPTS = 6
+MAX_TRIES = 6
 """Tries of one transaction: with RETRY_PAUSE doubled each time, 1.55 s of pauses in all."""
 
 RETRY_PAUSE = 0.05
@@ -161,7 +161,7 @@ class ReplayTask:
         copies = (copy_row(row, self._writer.plan) for row in rows)
         unique_copies = (next(group) for _, group in groupby(copies, key=lambda copy: copy.origin))
         try:
-            for batch in split_batches(unique_copies, self._writer.batch_size, BATCH_BYTES):
+            for batch in split_batches(unique_copies, self._writer.batch_size, TRANSACTION_BYTES):
                 published = (
                     self._find_published(batch) if self._writer.dry_run else self._publish(batch)
                 )
@@ -327,10 +327,10 @@ class ReplayTask:
     def _retry(self, function: Callable[[Connection], T]) -> T:
         """Call `function` with a connection, and again if the database fails for a moment.
 
-        Each failure closes the connection, and the pause doubles. After `MAX_ATTEMPTS`, or
+        Each failure closes the connection, and the pause doubles. After `MAX_TRIES`, or
         immediately after an error of the statement, StoreError is raised without the statement.
         """
-        for pause in (*(RETRY_PAUSE * 2**n for n in range(MAX_ATTEMPTS - 1)), None):
+        for pause in (*(RETRY_PAUSE * 2**n for n in range(MAX_TRIES - 1)), None):
             try:
                 if self._connection is None:
                     self._connection = self._engine.connect()

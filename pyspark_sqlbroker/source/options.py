@@ -44,7 +44,7 @@ EARLIEST = "earliest"
 DEFAULT_FETCH_ROWS = 10_000
 """Rows of a batch that Spark receives, unless fetchSize is given."""
 
-MAX_PARTITIONS = 1000
+MAX_NUM_PARTITIONS = 1000
 """Maximum numPartitions: each partition is a connection to the database."""
 
 T = TypeVar("T")
@@ -240,7 +240,7 @@ def _parse_partitions(name: str, text: str) -> int | None:
     if text.lower() == "auto":
         return None
     value = int(text) if text.strip().isdecimal() else text
-    return validate_integer(name, value, maximum=MAX_PARTITIONS, other=' or "auto"')
+    return validate_integer(name, value, maximum=MAX_NUM_PARTITIONS, other=' or "auto"')
 
 
 def _parse_flag(name: str, text: str) -> bool:

@@ -40,7 +40,7 @@ FIRST_START = datetime(1000, 1, 1, tzinfo=timezone.utc)
 ROWS_PER_PARTITION = 100_000
 """Rows of a micro-batch for each task."""
 
-MAX_PARTITIONS = 16
+MAX_STREAM_PARTITIONS = 16
 """Maximum number of tasks of a micro-batch without numPartitions; each is a connection."""
 
 LIMITS_VERSION = (4, 2)
@@ -118,7 +118,7 @@ class StreamReader(DataSourceStreamReader):
                 self._check_gap(database, connection, first)
             number = self._options.num_partitions
             if number is None:
-                max_rows = MAX_PARTITIONS * ROWS_PER_PARTITION
+                max_rows = MAX_STREAM_PARTITIONS * ROWS_PER_PARTITION
                 number = (
                     1
                     + (count_window_rows(database, connection, selection, max_rows) - 1)

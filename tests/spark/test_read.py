@@ -389,7 +389,7 @@ def test_a_small_table_is_read_by_one_connection_and_a_large_one_by_more(
     monkeypatch.setattr("pyspark_sqlbroker.databases.base.SMALL_TABLE_ROWS", 10)
     assert read_archive(spark, archive.url).rdd.getNumPartitions() == 2
     monkeypatch.setattr("pyspark_sqlbroker.databases.base.PARTITION_BYTES", 4096)
-    monkeypatch.setattr("pyspark_sqlbroker.databases.base.MAX_PARTITIONS", 6)
+    monkeypatch.setattr("pyspark_sqlbroker.databases.base.MAX_AUTO_PARTITIONS", 6)
     assert read_archive(spark, archive.url).rdd.getNumPartitions() in (3, 4, 5, 6)
 
 

@@ -125,7 +125,7 @@ def test_from_the_first_export_to_an_erasure(
         stream.write(b"half")
     archive.add({"id": 99, "archived_at": START})
     with monkeypatch.context() as patched:
-        patched.setattr(lakes, "ORPHAN_AGE_MS", -60_000)
+        patched.setattr(lakes, "STAGED_AGE_MS", -60_000)
         export_archive(spark, archive.url, path, **SPAN, **options)
     rows = of_table(archive, START + timedelta(days=2))
     assert len(rows) == 11

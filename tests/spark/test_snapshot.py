@@ -75,7 +75,7 @@ async def test_a_reader_does_not_wait_for_a_lock_that_waits_for_its_snapshot(
 ) -> None:
     """They would wait for each other until the server ends the snapshot, and then rows would be
     lost."""
-    monkeypatch.setattr(read, "LOCK_TIMEOUT", 0.2)
+    monkeypatch.setattr(read, "SNAPSHOT_LOCK_TIMEOUT", 0.2)
     archive.add_many(3)
     waiting = (
         "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'message_archive'::regclass"
