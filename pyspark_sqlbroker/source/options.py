@@ -66,7 +66,8 @@ class SourceOptions:
         max_rows: Maximum number of rows of a micro-batch; None is any number.
         max_window: Maximum seconds of `archived_at` in a micro-batch; None is any.
         fail_on_data_loss: True if a stream fails when rows may have been pruned before it read
-            them: no row of its queues from before its window is left.
+            them: no row of its queues from before its window is left. Only a stream of COMPLETED
+            rows notices that one state was pruned while another keeps older rows.
     """
 
     address: Address

@@ -6,6 +6,7 @@ are always the same, and a restarted query repeats its last window with the same
 """
 
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
@@ -116,14 +117,10 @@ class StreamReader(DataSourceStreamReader):
                 self._check_horizon(database, connection, last)
             if self._options.fail_on_data_loss and first != self._first:
                 self._check_gap(database, connection, first)
-            number = self._options.num_partitions
-            if number is None:
-                max_rows = MAX_STREAM_PARTITIONS * ROWS_PER_PARTITION
-                number = (
-                    1
-                    + (count_window_rows(database, connection, selection, max_rows) - 1)
-                    // ROWS_PER_PARTITION
-                )
+            max_rows = MAX_STREAM_PARTITIONS * ROWS_PER_PARTITION
+            number = self._options.num_partitions or math.ceil(
+                count_window_rows(database, connection, selection, max_rows) / ROWS_PER_PARTITION
+            )
             table_range = selection.build_table_range(database, "archived_at")
             conditions = database.build_predicates(connection, table_range, number)
         return build_partitions(database, selection, self._fields, "archived_at", conditions)
@@ -131,12 +128,6 @@ class StreamReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Read the rows of a partition as Arrow record batches."""
         return read_partition(self._options, self._fields, partition)
-
-    def commit(self, end: dict[str, str]) -> None:
-        """Do nothing: the archive keeps the rows."""
-
-    def stop(self) -> None:
-        """Do nothing: no connection stays open between two calls."""
 
     def _find_next_offset(
         self, start: datetime, limits: WindowLimits, latest: datetime | None = None
@@ -207,15 +198,14 @@ class StreamReader(DataSourceStreamReader):
         """Check that rows of the window were not pruned before being read.
 
         Pruning removes the oldest rows first: while a row from before the window exists, the window
-        is complete. This does not detect that one of several queues was pruned alone, nor that rows
-        were deleted from the middle.
+        is complete. `has_rows_before` says what this does not detect.
         """
         if not has_rows_before(database, connection, self._options.selection, first):
             raise StoreError(
                 f"the stream continues at {first.isoformat()}, but the archive has no earlier row "
-                "of its queues: the rows that it read were pruned, and unread rows may have been "
-                "pruned too. If no unread row was pruned, or if that does not matter, continue "
-                "with failOnDataLoss=false"
+                "of its queues and states: the rows that it read were pruned, and unread rows may "
+                "have been pruned too. If no unread row was pruned, or if that does not matter, "
+                "continue with failOnDataLoss=false"
             )
 
 
@@ -326,13 +316,15 @@ def count_window_rows(
 def has_rows_before(
     database: ArchiveDatabase, connection: Connection, selection: Selection, time: datetime
 ) -> bool:
-    """Return True if a row of the selected queues, in any state, was archived before `time`.
+    """Return True if a row of the selected queues was archived before `time`.
 
-    Within a state retention removes the oldest rows first. This does not detect that one state, or
-    one queue, was pruned alone while others keep older rows.
+    Rows of every state count, unless only COMPLETED is selected. Within a state pruning removes the
+    oldest rows first. This does not detect that one of several states or queues was pruned alone
+    while others keep older rows, nor that rows were deleted from the middle.
     """
-    # A single queue may be pruned, but not a single state; a dead letter that is retried goes,
-    # though.
-    earlier = replace(selection, since=None, until=time, states=None)
-    inner = f"SELECT 1 {earlier.build_from_clause(database)} LIMIT 1"
+    # Dead letters leave also if they are redriven; COMPLETED rows only if pruned or erased.
+    states = selection.states if selection.states == ("COMPLETED",) else None
+    earlier = replace(selection, since=None, until=time, states=states)
+    order = f"ORDER BY {database.quote(earlier.time_column)} DESC"
+    inner = f"SELECT 1 {earlier.build_from_clause(database)} {order} LIMIT 1"
     return bool(database.fetch_scalar(connection, f"SELECT COUNT(*) FROM ({inner}) q"))

@@ -385,6 +385,30 @@ def test_rows_of_its_queues_that_were_pruned_alone_are_missed(archive: Archive, 
     assert query.rows == [1]
 
 
+def test_completed_rows_that_were_pruned_alone_are_missed(archive: Archive, soon: None) -> None:
+    """D5: by a stream of them; one of all states cannot tell, as another state keeps older rows."""
+    states = {1: "FAILED", 2: "COMPLETED", 3: "COMPLETED", 4: "FAILED"}
+    archive.add(
+        *({"id": n, "state": state, "archived_at": START + DAY * n} for n, state in states.items())
+    )
+    of_all = Query(archive, maxRowsPerTrigger="2")
+    of_completed = Query(archive, states="completed", maxRowsPerTrigger="1")
+    of_failed = Query(archive, states="failed", maxRowsPerTrigger="1")
+    for query in (of_all, of_completed, of_failed):
+        query.trigger()
+    archive.execute("DELETE FROM message_archive WHERE state = 'COMPLETED'")
+    archive.add({"id": 5, "archived_at": START + DAY * 5})
+    with pytest.raises(StoreError, match="no earlier row of its queues and states"):
+        of_completed.trigger()
+    of_all.trigger()
+    assert (of_all.rows, of_completed.rows) == ([1, 2, 4, 5], [2])
+    # A dead letter that was redriven is no sign of a prune.
+    archive.add({"id": 6, "archived_at": START})
+    archive.execute("DELETE FROM message_archive WHERE id = 1")
+    of_failed.trigger()
+    assert of_failed.rows == [1, 4]
+
+
 async def test_a_stream_refuses_impossible_options(
     spark: SparkSession, new_database: Any, tmp_path: Path
 ) -> None:
