@@ -128,7 +128,7 @@ class HttpError(SqlBrokerError):
 
 
 class ExportMismatchError(SqlBrokerError):
-    """A difference between the written data and the source; the export's state has not advanced.
+    """A difference between the written data and the source; the window is not in the lake.
 
     Attributes:
         window: Name of the window.

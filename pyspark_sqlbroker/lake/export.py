@@ -1,8 +1,8 @@
 """Export the archive to a Delta table, in whole windows verified against the database."""
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from logging import getLogger
@@ -14,7 +14,7 @@ from sqlalchemy import URL, Connection
 from faststream_sqlbroker.core.checks import check_choice, validate_integer
 from faststream_sqlbroker.core.loaded_windows import validate_lake
 from faststream_sqlbroker.core.times import Duration, parse_non_negative
-from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.exceptions import ExportMismatchError, SetupError
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import get_database
 from pyspark_sqlbroker.horizon import find_horizon
@@ -195,7 +195,8 @@ def export_archive(
             else, such as the export of another database; `record_as` is the name of another
             lake.
         ExportMismatchError: a window as written differed from the database twice in a row. The
-            windows before it are in the lake, and the watermark stays before it.
+            other windows are in the lake, unless it would be the lake's first, and the watermark
+            stays before it.
         ConcurrentLoadError: other processes committed during each try.
         StoreError: PostgreSQL: a commit took longer than an hour, after which the server ends its
             snapshot. Or a window could not be recorded; it is in the lake. Or the table cannot be
@@ -236,7 +237,11 @@ def export_archive(
                 lake.folders.get_full_path(name),
                 issue,
             )
-        with _open_records(lake, record_as, primary or url, message_table, schema) as records:
+        with (
+            nullcontext()
+            if record_as is None
+            else open_records(record_as, lake.id, primary or url, message_table, schema)
+        ) as records:
             run = ExportRun(job, connection, records, rows_per_commit, changes, on_window)
             lake.retry_on_conflict(
                 lambda: run.export_spans(_plan_spans(run, window, horizon.time, recheck_seconds))
@@ -265,15 +270,6 @@ def _find_changes(lake: Lake) -> LakeChanges:
 
     lake.retry_on_conflict(compare)
     return results[-1]
-
-
-def _open_records(
-    lake: Lake, name: str | None, url: str | URL, message_table: str, schema: str | None
-) -> AbstractContextManager[WindowRecords | None]:
-    """Open the lake's records in the database, for retention; None if `record_as` was not given."""
-    if name is None:
-        return nullcontext()
-    return open_records(name, lake.id, url, message_table, schema)
 
 
 class ExportRun:
@@ -313,6 +309,7 @@ class ExportRun:
         self._changes = changes
         self._notify = wrap_callback(on_window)
         self._total = 0
+        self._failure: ExportMismatchError | None = None
         if records is not None:
             records.hold(changes.windows)
 
@@ -336,8 +333,10 @@ class ExportRun:
 
         Raises:
             ConcurrentLoadError: another process has committed since the lake was loaded.
+            ExportMismatchError: a window differed twice; raised after the other windows.
         """
         job = self.job
+        self._failure = None
         # A process that died, or another program, may have left files that are not on the disk yet.
         job.lake.table.sync()
         counts = count_windows(job.database, self.connection, job.selection, spans, job.lake.size)
@@ -354,6 +353,8 @@ class ExportRun:
                 self._export_part(
                     part, [window for window in windows if _is_within(window, [part])], counts
                 )
+        if self._failure is not None:
+            raise self._failure
 
     def _may_have_unrecorded_rows(self, window: ExportWindow) -> bool:
         """Return True if the lake may have rows of a window without a record.
@@ -375,28 +376,23 @@ class ExportRun:
         as one range of time, or once it has `rows_per_commit` rows. `counts` are the database's
         rows of each window.
         """
-        pending = list[ExportWindow]()
-        rows = 0
+        pending = dict[ExportWindow, int]()
         exported_until = span[0]
         for window in windows:
             is_recorded = self.job.lake.get_entry(window) is not None
             if not is_recorded:
-                pending.append(window)
-                rows += counts[window].rows
+                pending[window] = counts[window].rows
             # No recorded window may lie within a batch either.
-            if pending and (is_recorded or rows >= self._rows_per_commit):
-                end = pending[-1].end
-                self._export_windows(pending, rows, cut_spans([span], exported_until, end))
+            if pending and (is_recorded or sum(pending.values()) >= self._rows_per_commit):
+                end = max(pending).end
+                self._export_windows(pending, cut_spans([span], exported_until, end))
                 exported_until = end
-                pending = []
-                rows = 0
+                pending = {}
             if is_recorded:
                 self._recheck(window, counts.get(window, NO_ROWS))
-        self._export_windows(pending, rows, cut_spans([span], exported_until, None))
+        self._export_windows(pending, cut_spans([span], exported_until, None))
 
-    def _export_windows(
-        self, windows: list[ExportWindow], rows: int, covered: Sequence[Span]
-    ) -> None:
+    def _export_windows(self, windows: Mapping[ExportWindow, int], covered: Sequence[Span]) -> None:
         """Export windows of which the lake has no row, and mark `covered` as exported.
 
         A covered window is one that was exported, even without rows. If such a window has rows now,
@@ -409,12 +405,24 @@ class ExportRun:
             return
         late_windows = {window for window in windows if lake.is_covered(window)}
         for window in sorted(late_windows):
-            _log_late_rows(window, rows if len(windows) == 1 else None)
-        batch = WindowBatch(tuple(windows), rows, False, tuple(covered))
-        entries = transfer_batch(self.job, self.connection, batch)
-        for window in sorted(entries):
-            action = "again" if window in late_windows else "exported"
-            self._record(window, action, entries[window])
+            _log_late_rows(window, windows[window])
+        self._transfer(WindowBatch(windows, False, tuple(covered)), late_windows)
+
+    def _transfer(self, batch: WindowBatch, late_windows: Collection[ExportWindow]) -> None:
+        """Copy a batch into the lake; remember the first window that differs from the database.
+
+        The other windows are exported, and the error is raised at the end. It is raised at once if
+        the lake has no earlier window: later exports begin after its first window, and would pass
+        over this one.
+        """
+        for window, result in transfer_batch(self.job, self.connection, batch):
+            if isinstance(result, Entry):
+                self._record(window, "again" if window in late_windows else "exported", result)
+            elif any(start <= window.start for start, _ in self.job.lake.state.covered):
+                logger.warning("%s. First the export goes on with the other windows", result)
+                self._failure = self._failure or result
+            else:
+                raise result
 
     def _recheck(self, window: ExportWindow, counts: RowChecksums) -> None:
         """Compare a recorded window with the database's counts, and add rows that came late.
@@ -438,8 +446,7 @@ class ExportRun:
             self._record(window, "left", Entry(entry.lake, counts))
             return
         _log_late_rows(window, late_rows)
-        batch = WindowBatch((window,), counts.rows, True)
-        self._record(window, "again", transfer_batch(self.job, self.connection, batch)[window])
+        self._transfer(WindowBatch({window: counts.rows}, True), (window,))
 
     def _record(self, window: ExportWindow, action: str, entry: Entry) -> None:
         """Report the result of a window, and record an intact window for retention.
@@ -484,14 +491,11 @@ def _is_within(window: ExportWindow, spans: Sequence[Span]) -> bool:
     return any(start <= window.start and window.end <= end for start, end in spans)
 
 
-def _log_late_rows(window: ExportWindow, rows: int | None) -> None:
-    """Warn that rows were archived in an exported window.
-
-    `rows` is None if the number of late rows of this window is unknown.
-    """
+def _log_late_rows(window: ExportWindow, rows: int) -> None:
+    """Warn that rows were archived in an exported window."""
     logger.warning(
         "window %s: %s rows were archived after its export, so it is exported again: a "
         "transaction was open for longer than safety_lag",
         window.name,
-        "some" if rows is None else rows,
+        rows,
     )

@@ -364,11 +364,8 @@ class Lake:
             file = by_name[file_name]
             ids = (min_id, max_id)
             times = (from_microseconds(first_time), from_microseconds(last_time))
-            if (
-                (previous := measured.get(file.path)) is not None
-                and previous.ids
-                and previous.times
-            ):
+            previous = measured.get(file.path)
+            if previous is not None and previous.ids and previous.times:
                 ids = (min(min_id, previous.ids[0]), max(max_id, previous.ids[1]))
                 times = (min(times[0], previous.times[0]), max(times[1], previous.times[1]))
                 row_checksums = replace(row_checksums, rows=row_checksums.rows + previous.rows)
@@ -440,9 +437,8 @@ class Lake:
         """
         names = set(self.folders.list_names(DATA))
         known_paths = {file.path for file in self.files}
-        if (
-            self.state.digests.keys() - known_paths
-        ):  # other programs have merged files, and removed some
+        # Other programs have merged files, and removed some.
+        if self.state.digests.keys() - known_paths:
             known_paths |= self.folders.list_files(DATA).keys()
         digests = {
             path: digest for path, digest in self.state.digests.items() if path in known_paths

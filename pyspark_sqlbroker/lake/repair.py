@@ -22,7 +22,6 @@ from pyspark_sqlbroker.lake.row_checksums import (
 from pyspark_sqlbroker.lake.transfer import TransferJob, select_missing, share_snapshot
 from pyspark_sqlbroker.lake.verify import LakeExamination, examine_lake
 from pyspark_sqlbroker.lake.windows import ExportWindow, Span
-from pyspark_sqlbroker.load.read import scan_rows
 from pyspark_sqlbroker.store_errors import convert_store_errors
 
 _ChecksumsByWindow = Mapping[ExportWindow, RowChecksums]
@@ -175,15 +174,7 @@ class _RepairRun:
             counts = count_windows(
                 job.database, read_connection, job.selection, [damaged.span], lake.size
             )
-            database_rows = scan_rows(
-                lake.session,
-                job.database,
-                read_connection,
-                selection,
-                "auto",
-                snapshot,
-                job.options,
-            )
+            database_rows = job.scan(read_connection, selection, snapshot)
             rows = select_missing(database_rows, damaged.intact_rows).where(
                 build_window_start(lake.size).isin(starts)
             )

@@ -196,9 +196,8 @@ def compute_window_checksums(
     Rows without a time are in no window. With `checksums` the contents are read, too; otherwise
     rows are only counted, and their ids and times summed.
     """
-    timed = frame.where(
-        F.col("archived_at").isNotNull()
-    )  # other programs may write rows without a time
+    # Other programs may write rows without a time.
+    timed = frame.where(F.col("archived_at").isNotNull())
     grouped = timed.groupBy(build_window_start(size).alias("w"))
     return _group_by_window(
         grouped.agg(*build_checksum_columns(checksums=checksums)).collect(), size

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import getLogger
+from typing import Literal
 
 from pyspark.sql import DataFrame
 from sqlalchemy import URL, Connection
@@ -58,20 +59,31 @@ class TransferJob:
     checksums: bool
     options: Mapping[str, str] | None
 
+    def scan(
+        self,
+        connection: Connection,
+        selection: Selection,
+        snapshot: Snapshot | None,
+        number: int | Literal["auto"] = "auto",
+    ) -> DataFrame:
+        """Read rows of the database in `number` partitions, in the snapshot if there is one."""
+        spark = self.lake.session
+        return scan_rows(
+            spark, self.database, connection, selection, number, snapshot, self.options
+        )
+
 
 @dataclass(frozen=True)
 class WindowBatch:
     """Windows of a commit, in order.
 
     Attributes:
-        windows: Windows with rows in the database; at least one.
-        rows: Number of rows in the database.
+        windows: Windows with rows in the database, each with the number of its rows; at least one.
         is_exported: True if the lake has rows of the batch, which is then a single window.
         covered: The spans that the commit adds to the lake.
     """
 
-    windows: tuple[ExportWindow, ...]
-    rows: int
+    windows: Mapping[ExportWindow, int]
     is_exported: bool
     covered: tuple[Span, ...] = ()
 
@@ -82,39 +94,42 @@ def count_missing_rows(job: TransferJob, connection: Connection, window: ExportW
     Called when the counts differ, to tell rows that came late from rows that were pruned since.
     """
     selection = job.selection.between(window.start, window.end)
-    rows = scan_rows(
-        job.lake.session, job.database, connection, selection, "auto", None, job.options
-    )
+    rows = job.scan(connection, selection, None)
     return select_missing(rows, job.lake.read(window.start, window.end)).count()
 
 
 def transfer_batch(
     job: TransferJob, connection: Connection, batch: WindowBatch
-) -> dict[ExportWindow, Entry]:
+) -> Iterator[tuple[ExportWindow, Entry | ExportMismatchError]]:
     """Copy a batch into the lake by a single commit.
 
     A batch has the windows of one commit. If the written rows differ from the database, each window
-    is tried once more, by itself, so that at least the windows before the differing one are copied.
+    is tried once more, by itself, so that all but the differing windows are copied.
 
-    Returns:
-        The record of each window of the batch.
+    Yields:
+        Each window that is in the lake, with its record; and each window whose written rows
+        differed from the database twice, with the error.
 
     Raises:
-        ExportMismatchError: the written rows differed from the database twice.
         ConcurrentLoadError: another process has committed since the batch was planned.
     """
     try:
-        return _transfer_once(job, connection, batch)
+        yield from _transfer_once(job, connection, batch).items()
     except ExportMismatchError as error:
         logger.warning("%s. First the export itself tries each window again, once", error)
-    entries = dict[ExportWindow, Entry]()
-    for window in batch.windows:
-        # Only the last commit may mark the complete span as exported.
-        covered = ((window.start, window.end),) if window != batch.windows[-1] else batch.covered
-        entries |= _transfer_once(
-            job, connection, WindowBatch((window,), batch.rows, batch.is_exported, covered)
-        )
-    return entries
+    else:
+        return
+    is_complete = True
+    for window, rows in batch.windows.items():
+        # Only the last commit may mark the complete span as exported, and only without a failure.
+        is_end = is_complete and window == max(batch.windows)
+        covered = batch.covered if is_end else ((window.start, window.end),)
+        try:
+            part = WindowBatch({window: rows}, batch.is_exported, covered)
+            yield from _transfer_once(job, connection, part).items()
+        except ExportMismatchError as error:
+            is_complete = False
+            yield window, error
 
 
 def _transfer_once(
@@ -126,13 +141,14 @@ def _transfer_once(
     rows of the window already, only the missing rows are staged, and rows that only the lake has
     are counted separately.
     """
-    start = batch.windows[0].start
-    end = batch.windows[-1].end
+    start = min(batch.windows).start
+    end = max(batch.windows).end
     selection = job.selection.between(start, end)
     size = job.lake.size
     lake_only = dict[ExportWindow, RowChecksums]()
     with share_snapshot(job, connection) as (read_connection, snapshot):
-        frame = _scan_rows(job, read_connection, selection, snapshot, batch.rows)
+        rows = sum(batch.windows.values())
+        frame = _scan_rows(job, read_connection, selection, snapshot, rows)
         if batch.is_exported:
             frame = select_missing(frame, job.lake.read(start, end))
         files, staged = job.lake.stage(frame)
@@ -142,15 +158,7 @@ def _transfer_once(
             )
             if batch.is_exported:
                 # Rows that were pruned from the database since stay in the lake.
-                database_rows = scan_rows(
-                    job.lake.session,
-                    job.database,
-                    read_connection,
-                    selection,
-                    "auto",
-                    snapshot,
-                    job.options,
-                )
+                database_rows = job.scan(read_connection, selection, snapshot)
                 lake_only_rows = select_missing(job.lake.read(start, end), database_rows)
                 lake_only = compute_window_checksums(lake_only_rows, size, checksums=job.checksums)
             entries = _compare_checksums(job, batch, staged, database_checksums, lake_only)
@@ -226,7 +234,4 @@ def _scan_rows(
     total_bytes = rows * (size.row_bytes or DEFAULT_ROW_BYTES)
     cores = int(job.lake.session.sparkContext.defaultParallelism)
     needed = 1 if rows <= SMALL_TABLE_ROWS else max(math.ceil(total_bytes / PARTITION_BYTES), cores)
-    number = min(needed, MAX_AUTO_PARTITIONS)
-    return scan_rows(
-        job.lake.session, job.database, connection, selection, number, snapshot, job.options
-    )
+    return job.scan(connection, selection, snapshot, min(needed, MAX_AUTO_PARTITIONS))

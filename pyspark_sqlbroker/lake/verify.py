@@ -222,9 +222,8 @@ def _compare_with_database(
                 continue
             archive = ArchiveRows(database, connection, selection)
             rows = archive.between(window.start, window.end).list_ids()
-            if (
-                rows.checksums != counts[window]
-            ):  # rows came or went since then, or the conditions on times miss some
+            # Rows came or went since then, or the conditions on times miss some.
+            if rows.checksums != counts[window]:
                 rows = archive.list_window(window)
             if missing := rows.count_missing(lake.iter_identities(window, damaged)):
                 shortage = f"{missing} of the {len(rows.ids)} rows that the database has"

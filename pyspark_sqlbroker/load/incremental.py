@@ -162,11 +162,8 @@ def new_rows(
     with ExitStack() as stack:
         with database.connect() as connection:
             watermark = file.read()
-            first = (
-                watermark.until
-                if watermark.until is not None or watermark.pending_end
-                else selection.since
-            )
+            is_new = watermark.until is None and watermark.pending_end is None
+            first = selection.since if is_new else watermark.until
             end = find_horizon(
                 database, connection, safety_lag=safety_lag, primary=primary, margin=margin
             )
@@ -209,11 +206,9 @@ def _limit_window(
     A long history then comes in several loads. Without `first`, which is the end of the last load,
     the window begins at the oldest row; without any row there is nothing to limit.
     """
-    if max_duration is None:
-        return end
-    if first is None:
+    if max_duration is not None and first is None:
         first = find_oldest(database, connection, selection.between(None, end.time))
-    if first is None:
+    if max_duration is None or first is None:
         return end
     return replace(end, time=min(end.time, first + max_duration))
 
@@ -247,11 +242,9 @@ class Watermark:
 
         Without a pending end no load was announced, as there was nothing new.
         """
-        return (
-            self
-            if self.pending_end is None
-            else replace(self, until=self.pending_end.time, pending_end=None)
-        )
+        if self.pending_end is None:
+            return self
+        return replace(self, until=self.pending_end.time, pending_end=None)
 
 
 @dataclass(frozen=True)

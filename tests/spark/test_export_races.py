@@ -48,17 +48,20 @@ def around(
     change: Callable[[int], None],
     *,
     after: bool = False,
+    seen: list[Any] | None = None,
 ) -> list[int]:
     """Call `change` before or after each call of a function of the transfer.
 
     Returns:
-        Numbers of the calls.
+        Numbers of the calls; `seen` gets their last arguments.
     """
     original = getattr(transfer, name)
     calls = list[int]()
 
     def changed(*given: Any, **options: Any) -> Any:
         calls.append(len(calls) + 1)
+        if seen is not None:
+            seen.append(given[-1])
         if not after:
             change(calls[-1])
         result = original(*given, **options)
@@ -188,6 +191,71 @@ def test_a_window_that_changes_each_time_is_refused(
     result = export_archive(spark, archive.url, path, until="2026-03-09", verify="counts")
     assert ids(spark, path) == [0, 1, 5]
     assert result.watermark == MARCH + timedelta(days=2)
+
+
+@WITHOUT_SNAPSHOTS
+def test_a_window_that_changes_each_time_does_not_stop_the_others(
+    spark: SparkSession,
+    new_database: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    """Proves D5: windows of its batch and of later ones are in the lake, read by their own size."""
+    archive: Archive = new_database(kind)
+    archive.add(*({"id": n, "archived_at": MARCH + HOUR * 12 * n} for n in range(8)))
+    path = str(tmp_path / "lake")
+    options: Any = {"until": "2026-03-11", "verify": "counts", "rows_per_commit": 4}
+    gone = {1: 3, 3: 2}
+
+    def remove(number: int) -> None:
+        archive.execute("DELETE FROM message_archive WHERE id = :id", id=gone.get(number, -1))
+
+    done = list[str]()
+    sizes = list[int]()
+    with monkeypatch.context() as patched:
+        around(patched, "_scan_rows", lambda _: None, seen=sizes)
+        around(patched, "query_window_checksums", remove)
+        with pytest.raises(ExportMismatchError, match=r"2026-03-08: expected rows=0.*found rows=1"):
+            export_archive(
+                spark, archive.url, path, on_window=lambda one: done.append(one.name), **options
+            )
+    assert done == ["2026-03-07", "2026-03-09", "2026-03-10"]
+    assert sizes == [4, 2, 2, 4]
+    assert ids(spark, path) == [0, 1, 4, 5, 6, 7]
+    assert describe_export(spark, path).watermark == MARCH + timedelta(days=1)
+    archive.add({"id": 9, "archived_at": MARCH + HOUR * 30})
+    result = export_archive(spark, archive.url, path, **options)
+    assert ids(spark, path) == [0, 1, 4, 5, 6, 7, 9]
+    assert result.watermark == MARCH + timedelta(days=4)
+    assert verify_export(spark, path, url=archive.url).intact
+
+
+@WITHOUT_SNAPSHOTS
+def test_no_export_begins_after_a_first_window_that_changed_each_time(
+    spark: SparkSession,
+    new_database: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    """Proves D5: an export without since= begins with the lake's first window."""
+    archive: Archive = new_database(kind)
+    archive.add(*({"id": n, "archived_at": MARCH + HOUR * 8 * n} for n in range(6)))
+    path = str(tmp_path / "lake")
+
+    def remove(number: int) -> None:
+        gone = number if number < 3 else -1
+        archive.execute("DELETE FROM message_archive WHERE id = :id", id=gone)
+
+    with monkeypatch.context() as patched:
+        around(patched, "query_window_checksums", remove)
+        with pytest.raises(ExportMismatchError, match="2026-03-07"):
+            export_archive(spark, archive.url, path, until="2026-03-09", verify="counts")
+    assert ids(spark, path) == []
+    result = export_archive(spark, archive.url, path, until="2026-03-09", verify="counts")
+    assert [one.name for one in result.windows] == ["2026-03-07", "2026-03-08"]
+    assert ids(spark, path) == [0, 3, 4, 5]
 
 
 @WITHOUT_SNAPSHOTS

@@ -27,6 +27,7 @@ from pyspark_sqlbroker import (
     verify_export,
 )
 from pyspark_sqlbroker.lake import repair as module
+from pyspark_sqlbroker.lake import transfer
 from pyspark_sqlbroker.lake.delta import DataFile
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.windows import ExportWindow
@@ -231,13 +232,13 @@ def test_a_row_that_goes_before_it_is_read_again_leaves_the_window_damaged(
     path = tmp_path / "lake"
     lake = made(spark, archive, path)
     reversed_bytes(path / lake.files[0].path)
-    scan = module.scan_rows
+    scan = transfer.scan_rows
 
     def late(*given: Any) -> Any:
         archive.execute("DELETE FROM message_archive WHERE id = 1")
         return scan(*given)
 
-    monkeypatch.setattr(module, "scan_rows", late)
+    monkeypatch.setattr(transfer, "scan_rows", late)
     done = repair_export(spark, archive.url, str(path))
     assert (done.windows, list(done.unrepaired), done.files) == ({}, ["2026-03-01"], ())
     assert Lake(spark, str(path)).files == lake.files
