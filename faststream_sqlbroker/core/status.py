@@ -61,6 +61,8 @@ class LiveSubscriber:
     """True if an operator has drained the subscriber: it is alive but claims nothing."""
     rules: tuple[Policy, ...] = field(default=(), repr=False, compare=False)
     """Its policies, without those unknown to this version; `policies` has their texts."""
+    max_deliveries: int | None = field(default=None, repr=False, compare=False)
+    """Maximum deliveries without an attempt; None without a limit, or if an older version runs."""
 
     @property
     def claims(self) -> bool:
@@ -87,6 +89,11 @@ class LiveSubscriber:
         return lease_token is not None and self.worker.endswith(
             f":{lease_token.bytes[:HOLDER_BYTES].hex()}"
         )
+
+
+def find_holder(subscribers: Iterable[LiveSubscriber], lease_token: UUID | None) -> str | None:
+    """Return the name of the subscriber that was given the lease; None if it is not listed."""
+    return next((s.worker for s in subscribers if s.holds(lease_token)), None)
 
 
 def group_by_mode(
@@ -140,6 +147,7 @@ def build_description(
     paused: bool,
     stopping: bool,
     transactional: bool = False,
+    max_deliveries: int | None = None,
 ) -> dict[str, Any]:
     """Build a subscriber's description of itself as JSON; `parse_subscriber` reads the result.
 
@@ -154,6 +162,7 @@ def build_description(
         # The texts are for people: they also show policies that an older version does not know.
         "policies": [str(policy) for policy in policies],
         "rules": dump_policies(policies),
+        "max_deliveries": max_deliveries,
         **({"transactional": True} if transactional else {}),
     }
 
@@ -184,6 +193,7 @@ def parse_subscriber(
         parse_rates(info.get("ended")),
         drained,
         read_policies(info.get("rules")),
+        info.get("max_deliveries"),
     )
 
 

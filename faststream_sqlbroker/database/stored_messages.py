@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Table, bindparam, case, func, literal_column,
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.overview import DeadLetterGroup, DeadLetters
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.status import LiveSubscriber
+from faststream_sqlbroker.core.status import LiveSubscriber, find_holder
 from faststream_sqlbroker.core.stored import (
     Filters,
     InvalidCursorError,
@@ -338,7 +338,7 @@ def _to_message(row: Any, subscribers: Iterable[LiveSubscriber]) -> StoredMessag
     stored_headers = fields.pop("headers", None)
     message = StoredMessage(
         **{**fields, "state": MessageState[fields["state"]]},
-        worker=next((s.worker for s in subscribers if s.holds(token)), None),
+        worker=find_holder(subscribers, token),
     )
     if payload is None:
         return message

@@ -7,13 +7,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import (
     Concurrency,
     Debounce,
     Delay,
+    KeepLast,
     Once,
     PoliciedQueue,
     PolicyWait,
@@ -118,6 +119,27 @@ async def test_a_burst_of_each_key(scene: Scene) -> None:
     until = only(queue).until
     assert until is not None
     assert timedelta(minutes=50) < until - queue.at <= timedelta(hours=1)
+
+
+async def test_the_keys_of_keep_last_are_read_together(scene: Scene) -> None:
+    """A queue may have a thousand keys, and a statement for each would take long."""
+    statements: list[str] = []
+
+    @event.listens_for(scene.other.engine.sync_engine, "before_cursor_execute")
+    def record(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(statement)
+
+    await scene.start(KeepLast("1h"))
+    scene.go.set()
+    counts = []
+    for keys, waiting in (("ab", 2), ("cdefgh", 8)):
+        for key in keys:
+            await scene.publish(2, key=key)  # the first is delivered, the second waits
+        await scene.waits(("in_burst", waiting))
+        statements.clear()
+        await scene.other.admin.policies("q")
+        counts.append(len(statements))
+    assert counts[0] == counts[1]
 
 
 async def test_messages_behind_one_of_their_key(scene: Scene) -> None:

@@ -435,6 +435,27 @@ async def test_a_message_that_may_kill_its_process(
     assert codes(await other.admin.explain(message_id)) == ["no_live_subscriber", "suspect"]
 
 
+@pytest.mark.parametrize(
+    ("limit", "lost", "is_suspect"),
+    [(2, 1, True), (2, 2, False), (3, 1, False), (None, 1, False), (None, 2, True)],
+)
+async def test_the_limit_of_its_subscriber_decides_whether_a_message_runs_alone(
+    broker: SqlBroker,
+    other: SqlBroker,
+    bench: Bench,
+    limit: int | None,
+    lost: int,
+    is_suspect: bool,
+) -> None:
+    """As claims decide; with more lost leases than the limit, the next claim ends it."""
+    await other.admin.pause("q")
+    await idle(broker, other, max_deliveries=limit)
+    message_id = await broker.publish("x", "q")
+    await bench.execute(f"UPDATE message SET deliveries_count = {lost}")
+    reasons = ["paused", "suspect"] if is_suspect else ["paused"]
+    assert codes(await other.admin.explain(message_id)) == reasons
+
+
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_a_row_that_cannot_be_a_message(
     broker: SqlBroker, other: SqlBroker, bench: Bench

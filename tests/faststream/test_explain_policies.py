@@ -147,6 +147,32 @@ async def test_a_message_beyond_the_concurrency(scene: Scene, per_key: bool, cod
     assert (reason.message_id, reason.worker) == (ids[0], subscriber.worker)
 
 
+async def test_each_limit_of_a_scope_is_counted_up_to_itself(scene: Scene) -> None:
+    """The processes of a rolling deployment have different limits."""
+    lower, higher = Concurrency(1, scope="mail"), Concurrency(2, scope="mail")
+    await scene.start(higher, max_workers=2)
+    for number in range(2):
+        await scene.broker.publish(number, "q")
+    await scene.running(2)
+    second = SqlBroker(scene.broker.engine, logger=None, presence_interval=2.0)
+
+    @second.subscriber("q", policies=[lower], **QUICK)
+    async def handle(_body: Any) -> None: ...
+
+    await second.start()
+
+    async def have_both() -> bool:
+        return len(await scene.other.admin.subscribers("q")) == 2
+
+    await eventually(have_both)
+    message_id = await scene.broker.publish(2, "q")
+    assert message_id is not None
+    reasons = (await scene.other.admin.explain(message_id)).reasons
+    await second.stop()
+    concurrency = [reason.policy for reason in reasons if reason.code == "concurrency"]
+    assert concurrency == [str(lower), str(higher)]
+
+
 async def test_a_message_whose_key_was_claimed(scene: Scene) -> None:
     await scene.start(Once("1h"), Throttle(1, per="1h"))
     first = await scene.broker.publish(1, "q", key="a")

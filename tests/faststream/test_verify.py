@@ -103,6 +103,23 @@ def found(verified: Verification) -> list[tuple[str, int | str | None]]:
     return [(d.kind, d.message_id or d.name) for d in verified.damages]
 
 
+async def test_a_message_without_a_lease_is_explained_with_its_repair(
+    broker: SqlBroker, planted: Planted, look: Look
+) -> None:
+    """No lease will expire, so no subscriber releases it."""
+    await planted.unchecked(planted.live(100, **LIVE[kinds.NO_LEASE]))
+    [reason] = (await broker.admin.explain(100)).reasons
+    assert reason.code == kinds.NO_LEASE
+    assert reason.text.endswith(
+        "set its state to PENDING, and its lease_token and lease_expires_at to NULL"
+    )
+    table = look.tables.message
+    repair = update(table).values(state="PENDING", lease_token=None, lease_expires_at=None)
+    async with look.engine.begin() as connection:
+        await connection.execute(repair)
+    assert await broker.pop("q") is not None
+
+
 async def test_each_damage_of_a_row_is_named(
     broker: SqlBroker, planted: Planted, small: None
 ) -> None:

@@ -332,7 +332,7 @@ class Bursts(Standby):
         """
         self.ended.append(message)
 
-    def find_next(self, live: set[int]) -> int | None:
+    def find_next(self, live: AbstractSet[int]) -> int | None:
         """Return the next message to deliver among the `live` messages, or None.
 
         `live` are the messages of the key that are still in the queue; the state may list others,

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 from sqlalchemy import Select, and_, func, literal_column, or_, select, text
 
@@ -15,12 +14,14 @@ from faststream_sqlbroker.core.status import (
     LiveSubscriber,
     Reason,
     WaitingMessage,
+    find_holder,
     format_error,
     format_modes,
     format_timestamp,
     group_by_mode,
 )
-from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
+from faststream_sqlbroker.core.suspects import SuspectRule
+from faststream_sqlbroker.core.verification import MEANINGS, NO_LEASE
 from faststream_sqlbroker.database.explain.policy_waits import (
     PolicyDetails,
     explain_delay,
@@ -122,12 +123,6 @@ class LiveMessage:
     def _format_time(self, timestamp: datetime) -> str:
         return format_timestamp(timestamp, self._row.now)
 
-    def _find_worker(self, token: UUID | None) -> str | None:
-        """Return the name of the subscriber that leased with `token`, even after a crash."""
-        return next(
-            (subscriber.worker for subscriber in self._subscribers if subscriber.holds(token)), None
-        )
-
     def _explain_cancel(self) -> list[Reason]:
         """Explain that an operator has requested to cancel the message under this lease.
 
@@ -153,13 +148,19 @@ class LiveMessage:
 
         An expired lease is released by any subscriber of the queue, so its reasons include what
         keeps the subscribers from that: a transaction that locks the row, a pause, or that there
-        are none.
+        are none. Nothing releases a message without a lease, which only another program can write.
         """
         row = self._row
-        worker = self._find_worker(row.lease_token)
+        worker = find_holder(self._subscribers, row.lease_token)
         until = row.lease_expires_at
         name = worker or "an unlisted subscriber"
-        if until is not None and until > row.now:
+        if until is None:
+            description = (
+                f"{MEANINGS[NO_LEASE]}; set its state to PENDING, and its lease_token and "
+                "lease_expires_at to NULL"
+            )
+            return [Reason(NO_LEASE, description)]
+        if until > row.now:
             since = (
                 "" if row.acquired_at is None else f" since {self._format_time(row.acquired_at)}"
             )
@@ -175,9 +176,7 @@ class LiveMessage:
         if transaction_reason := self._explain_transaction(worker):
             return [transaction_reason]
         description = (
-            "it is PROCESSING without a lease, so it is never released; `sqlbroker verify` lists it"
-            if until is None
-            else f"the lease of {name} expired at {self._format_time(until)}; a subscriber of the "
+            f"the lease of {name} expired at {self._format_time(until)}; a subscriber of the "
             "queue releases it within its release_stuck_interval"
         )
         return [
@@ -193,8 +192,6 @@ class LiveMessage:
         handler is gone: with transactional=True, it runs in that transaction.
         """
         row = self._row
-        if row.lease_expires_at is None:
-            return None
         locked = find_locked(self._connection, self._dialect, [row.id])
         name = worker or "an unlisted subscriber"
         expiry = f"its lease expired at {self._format_time(row.lease_expires_at)}"
@@ -324,11 +321,13 @@ class LiveMessage:
     def _explain_suspect(self) -> list[Reason]:
         """Explain that the message runs alone, because it may have killed its process.
 
-        By its deliveries that ended without an attempt. A process must finish its other messages
-        first, so such a message waits longer.
+        By its deliveries that ended without an attempt, and the limit of a live subscriber. A
+        process must finish its other messages first, so such a message waits longer.
         """
         lost_deliveries = self._row.deliveries_count - self._row.attempts_count
-        if lost_deliveries < SUSPECT_AFTER:
+        limits = {subscriber.max_deliveries for subscriber in self._live_subscribers} or {None}
+        rules = map(SuspectRule.from_max_deliveries, limits)
+        if not any(rule is not None and rule.classify(lost_deliveries) for rule in rules):
             return []
         description = (
             f"{lost_deliveries} of its deliveries ended without an outcome, so it may have killed "
@@ -373,7 +372,7 @@ class LiveMessage:
         worker = None
         until = None
         if other.state == "PROCESSING":
-            worker = self._find_worker(other.lease_token)
+            worker = find_holder(self._subscribers, other.lease_token)
             until = other.lease_expires_at
             lasting = until is not None and until > self._row.now
             description = f"{worker or 'an unlisted subscriber'} holds it"

@@ -32,6 +32,7 @@ from faststream_sqlbroker.core.status import (
     LiveSubscriber,
     Reason,
     WaitingMessage,
+    find_holder,
     format_timestamp,
 )
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
@@ -62,10 +63,9 @@ class PolicyDetails:
         """`rows` is only read; `subscribers` are the live subscribers of the queue."""
         self.connection = rows.connection
         self._rows = rows
-        self._running: dict[int, int] = {}
-        self._shared: dict[str, int] = {}
+        self._lease_counts: dict[tuple[str | None, int], int] = {}
         self._expected: set[str] = set()
-        self._bursts: dict[str, Bursts] = {}
+        self._bursts: dict[str, Any] = {}
         self._slots: dict[str, SlotForecast | None] = {}
         self._queued: dict[int, QueuedMessage] = {}
         self._leases: dict[str, list[Lease]] = {}
@@ -108,12 +108,6 @@ class PolicyDetails:
         The first question about any key then reads all of them in one statement.
         """
         self._expected |= {key for key in keys if key is not None}
-
-    def find_worker(self, token: UUID | None) -> str | None:
-        """Return the live subscriber that gave a lease this token."""
-        return next(
-            (subscriber.worker for subscriber in self.subscribers if subscriber.holds(token)), None
-        )
 
     # -- state of the queue --------------------------------------------------------------------
 
@@ -170,25 +164,20 @@ class PolicyDetails:
             last_openings.append(max(closed, key=lambda item: item[1]))
         return min(last_openings, key=lambda item: item[1], default=None)
 
-    def count_leases(self, maximum: int) -> int:
-        """Count the leases of the queue, up to `maximum`."""
-        if maximum not in self._running:
-            self._running[maximum] = self._rows.count_leases(self.queue, maximum)
-        return self._running[maximum]
+    def count_leases(self, scope: str | None, maximum: int) -> int:
+        """Count the leases of the queue, or of each queue of `scope`, each up to `maximum`.
 
-    def count_scope_leases(self, scope: str, maximum: int) -> int:
-        """Count the leases of all queues of a budget, each up to `maximum`.
-
-        A budget is a limit that several queues share. Its row in the policy state lists the queues
+        A scope is a limit that several queues share. Its row in the policy state lists the queues
         that have leases.
         """
-        if scope not in self._shared:
-            info = self._rows.load_states(SHARED_LEASES, [scope]).get(scope) or {}
-            self._shared[scope] = sum(
-                self._rows.count_leases(queue, maximum)
-                for queue in sorted({*info.get("queues", ()), self.queue})
-            )
-        return self._shared[scope]
+        if (scope, maximum) not in self._lease_counts:
+            queues = {self.queue}
+            if scope is not None:
+                info = self._rows.load_states(SHARED_LEASES, [scope]).get(scope) or {}
+                queues.update(info.get("queues", ()))
+            counts = [self._rows.count_leases(queue, maximum) for queue in sorted(queues)]
+            self._lease_counts[scope, maximum] = sum(counts)
+        return self._lease_counts[scope, maximum]
 
     @cached_property
     def first_lease(self) -> Lease | None:
@@ -197,41 +186,22 @@ class PolicyDetails:
 
     # -- state of keys -------------------------------------------------------------------------
 
-    def load_bursts(self, key: str) -> tuple[Bursts, dict[int, QueuedMessage]]:
-        """Return the bursts of `key`, and their messages that are in the queue.
+    def load_bursts(self, key: str) -> tuple[Any, dict[int, QueuedMessage]]:
+        """Return the state of `key` under Debounce or KeepLast, and queued messages by id.
 
-        A burst is a series of messages of one key, of which Debounce delivers only one. Reads all
+        These include the messages that the state names and that are in the queue. Reads all
         expected keys at once.
         """
         if key not in self._bursts:
             missing = (self._expected | {key}) - self._bursts.keys()
             states = self._rows.load_states(get_burst_scope(self.queue), missing)
-            loaded = {missing_key: Bursts.load(states.get(missing_key)) for missing_key in missing}
-            ids = {message for bursts in loaded.values() for message in bursts.list_messages()}
-            self._queued |= self._rows.load_messages(ids)
-            self._bursts |= loaded
-        bursts = self._bursts[key]
-        return bursts, {
-            message_id: self._queued[message_id]
-            for message_id in bursts.list_messages()
-            if message_id in self._queued
-        }
-
-    def load_standby(self, key: str) -> tuple[list[int], dict[int, QueuedMessage]]:
-        """Return the ids for which other messages of `key` stand by, and the queued ones by id.
-
-        A standby message stays in the queue while another message of its key is to be delivered in
-        its place.
-        """
-        state = self._rows.load_states(get_burst_scope(self.queue), [key]).get(key)
-        waiting = list_waiting(state or {})
-        return waiting, self._rows.load_messages(waiting)
-
-    def load_latest(self, key: str) -> tuple[Latest, dict[int, QueuedMessage]]:
-        """Return the KeepLast state of `key`, and the messages that are in the queue."""
-        state = self._rows.load_states(get_burst_scope(self.queue), [key]).get(key)
-        latest = Latest.load(state)
-        return latest, self._rows.load_messages(latest.list_messages())
+            self._bursts |= {missing_key: states.get(missing_key) or {} for missing_key in missing}
+            self._queued |= self._rows.load_messages(
+                i
+                for info in states.values()
+                for i in (*Bursts.load(info).list_messages(), *Latest.load(info).list_messages())
+            )
+        return self._bursts[key], self._queued
 
     def load_leases(self, key: str) -> list[Lease]:
         """Return the leased messages of `key`, by id.
@@ -311,12 +281,13 @@ def explain_standby(details: PolicyDetails, message: WaitingMessage) -> list[Rea
     if not is_standby(message):
         return []
     next_check = max(message.now, message.next_attempt_at - timedelta(microseconds=STANDBY))
-    bursts, queued = ([], {}) if message.key is None else details.load_standby(message.key)
+    info, queued = ({}, {}) if message.key is None else details.load_bursts(message.key)
     policies: list[Debounce | KeepLast] = [
         *details.list_policies(Debounce),
         *details.list_policies(KeepLast),
     ]
-    owner = find_target(bursts, message.id, leading=any(policy.leading for policy in policies))
+    leading = any(policy.leading for policy in policies)
+    owner = find_target(list_waiting(info), message.id, leading=leading)
     policy = str(policies[0]) if policies else None
     if owner is None or owner not in queued:
         description = (
@@ -359,8 +330,9 @@ def explain_burst(details: PolicyDetails, message: WaitingMessage) -> list[Reaso
     debounces = details.list_policies(Debounce)
     if message.key is None or not message.policy_marks & BURST or not debounces:
         return []
-    bursts, queued = details.load_bursts(message.key)
-    other = bursts.find_next(set(queued))
+    info, queued = details.load_bursts(message.key)
+    bursts = Bursts.load(info)
+    other = bursts.find_next(queued.keys())
     if other is not None and other != message.id:
         return [_build_key_held(details, message.key, other, queued[other], debounces[0])]
     if message.id == bursts.newest and message.next_attempt_at > message.now:
@@ -383,13 +355,10 @@ def explain_latest(details: PolicyDetails, message: WaitingMessage) -> list[Reas
     policies = details.list_policies(KeepLast)
     if message.key is None or not message.policy_marks & BURST or not policies:
         return []
-    latest, queued = details.load_latest(message.key)
+    info, queued = details.load_bursts(message.key)
+    latest = Latest.load(info)
     running = next(
-        (
-            message_id
-            for message_id, queued_message in queued.items()
-            if queued_message.state == "PROCESSING"
-        ),
+        (i for i in latest.list_messages() if i in queued and queued[i].state == "PROCESSING"),
         None,
     )
     if running is not None and running != message.id:
@@ -410,7 +379,7 @@ def _build_key_held(
 ) -> Reason:
     """Build the reason that the message waits until the message `other` of the key has settled."""
     token = next((lease.token for lease in details.load_leases(key) if lease.id == other), None)
-    name = details.find_worker(token)
+    name = find_holder(details.subscribers, token)
     status = f"{name} holds that message" if name else f"that message is {queued.state}"
     description = f"it waits until message {other} of its key has settled; {status}"
     return Reason("key_held", description, message_id=other, worker=name, policy=str(policy))
@@ -473,17 +442,17 @@ def explain_concurrency(details: PolicyDetails, message: WaitingMessage) -> list
             leases = [] if message.key is None else details.load_leases(message.key)
             first = leases[0] if len(leases) >= limit else None
         elif (scope := policy.scope) is not None:
-            if details.count_scope_leases(scope, limit) >= limit:
+            if details.count_leases(scope, limit) >= limit:
                 description = (
                     f"{limit} of {limit} leases of the scope {scope!r} are in use ({policy})"
                 )
                 reasons.append(Reason("concurrency", description, policy=str(policy)))
             continue
         else:
-            first = details.first_lease if details.count_leases(limit) >= limit else None
+            first = details.first_lease if details.count_leases(None, limit) >= limit else None
         if first is None:
             continue
-        name = details.find_worker(first.token)
+        name = find_holder(details.subscribers, first.token)
         limit_target = "its key" if policy.per_key else "the queue"
         description = (
             f"{limit} of {limit} leases of {limit_target} are in use ({policy}); "

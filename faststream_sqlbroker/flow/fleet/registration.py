@@ -79,6 +79,7 @@ class Registration:
             paused=self.paused,
             stopping=self.stopping,
             transactional=settings.transactional,
+            max_deliveries=settings.max_deliveries,
         )
         if is_frequent:
             description["ended"] = self.ended.take_report(self._clock.monotonic())
