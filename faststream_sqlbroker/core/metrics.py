@@ -282,8 +282,8 @@ OUTCOMES = {
     "dead_lettered": "it failed for good and moved to the `dead_letter_queue`",
     "moved": "it moved to another queue",
     "postponed": "it is due again later, without an attempt",
-    "abandoned": "it will be delivered again, and this delivery counts: its run was cancelled, or "
-    "its COMMIT failed",
+    "abandoned": "it will be delivered again, and this delivery counts: its run was cancelled, its "
+    "COMMIT failed, or another message of its batch has lost its lease",
     "released": "it was released before it started",
     "discarded": "it is DISCARDED, for example expired or cancelled",
 }

@@ -73,8 +73,8 @@ class Abandon:
     No attempt is charged, unless the retry strategy does not limit attempts: such a message must
     not reach the limit of deliveries either.
 
-    The handler was cancelled at the graceful timeout, or its transaction could not be committed
-    for a transient reason (`error`).
+    The handler was cancelled at the graceful timeout, its transaction could not be committed for a
+    transient reason (`error`), or another message of its unit has lost its lease.
     """
 
     delay: float | None = None

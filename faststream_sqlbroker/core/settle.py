@@ -224,23 +224,6 @@ def get_required_activities(settlements: Iterable[Settlement]) -> Activities:
     return frozenset(activities)
 
 
-def build_fallback_settlement(settlement: Settlement) -> Settlement:
-    """Build the settlement to write if `settlement` cannot be written.
-
-    A unit is the set of settlements and published messages of a delivery that one transaction must
-    write completely or not at all. If one of its leases is lost, nothing of the unit is written,
-    and its other messages get this settlement. They are PENDING, and no attempt is charged, so the
-    delivery counts as a lost lease.
-    """
-    return Settlement(
-        settlement.id,
-        settlement.lease_token,
-        MessageState.PENDING,
-        attempted=False,
-        ended_after=settlement.ended_after,
-    )
-
-
 def _set_final_state(base: Settlement, state: MessageState, archive: bool) -> Settlement:
     """Let the row leave the message table as `state`, for the archive if `archive`."""
     base.state = state

@@ -133,6 +133,7 @@ class QueueConsumer:
         signals = Signals()
         self.inflight = inflight = Inflight(log, clock, signals, self._metrics)
         inflight.debug = self._debug
+        inflight.rules = self._rules
         # A slot is the time that a policy gives a message to start. The call of a handler uses it
         # up, except where the real start may come later: in a thread, or in a batch.
         inflight.slots.start_is_final = self._is_cancellable and not s.batch
@@ -583,7 +584,8 @@ class QueueConsumer:
         # Quarantined outcomes, which have failed before and are repeated separately, may hang for
         # long: the other outcomes do not wait for them.
         repeating = self._quarantine_loop.stop(max(0.0, deadline - clock()))
-        await asyncio.gather(repeating, self._flusher.flush_until(deadline))
+        flushing = retry_until(self._flusher.flush_all, deadline, self.inflight.clock)
+        await asyncio.gather(repeating, flushing)
         if (
             not await retry_until(self._flush_remaining, deadline, self.inflight.clock)
             and self.inflight.unwritten

@@ -69,6 +69,35 @@ async def test_a_lost_lease_sends_the_others_back_without_an_attempt(
     )
 
 
+async def test_without_a_limit_on_attempts_a_lost_lease_costs_the_others_an_attempt(
+    broker: SqlBroker, look: Look
+) -> None:
+    """Then they do not count as messages that may have killed their process."""
+    calls: list[list[int]] = []
+    unlimited = ConstantRetryStrategy(
+        delay_seconds=0.1, max_attempts=None, max_total_delay_seconds=None
+    )
+
+    @broker.subscriber("in", **BATCH, retry_strategy=unlimited)
+    @broker.publisher("out")
+    async def handle(bodies: list[int]) -> str:
+        calls.append(bodies)
+        if len(calls) == 1:
+            await released(look, "max")
+        return " ".join(map(str, bodies))
+
+    await broker.publish_batch(*range(3), queue="in")
+    await broker.start()
+    await eventually(lambda: done(look, 3))
+    assert calls[0] == [0, 1, 2]
+    rows = await look.rows(archive=True)
+    assert [(row["attempts_count"], row["deliveries_count"]) for row in rows] == [
+        (2, 2),
+        (2, 2),
+        (1, 2),
+    ]
+
+
 async def test_a_lease_that_is_lost_while_the_handler_runs(
     broker: SqlBroker, look: Look, heard: Heard
 ) -> None:

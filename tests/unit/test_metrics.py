@@ -38,7 +38,7 @@ from faststream_sqlbroker.core.outcome import (
 from faststream_sqlbroker.core.reasons import EXPIRED, MAX_ATTEMPTS, REJECTED, SKIPPED
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import AckSettlement, ClaimedMessage, SettleResult
-from faststream_sqlbroker.core.settle import SettleRules, build_fallback_settlement, settle
+from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.inflight import create_release as release
 from faststream_sqlbroker.flow.metrics import (
@@ -115,13 +115,7 @@ def test_all_names_of_outcomes_are_reached_above() -> None:
     assert {name[0] for *_, name in parameters} == set(OUTCOMES)
 
 
-def test_what_is_sent_back_or_given_back_has_a_name() -> None:
-    assert (
-        get_outcome_labels(build_fallback_settlement(settle(row(), Ack(), PLAIN, ended_after=0.0)))[
-            0
-        ]
-        == "abandoned"
-    )
+def test_what_is_given_back_has_a_name() -> None:
     assert get_outcome_labels(release(row()))[0] == "released"
 
 

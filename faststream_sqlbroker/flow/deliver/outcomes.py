@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.ended import EndedCounts
+from faststream_sqlbroker.core.outcome import Abandon
 from faststream_sqlbroker.core.rows import (
     AckSettlement,
     ClaimedMessage,
@@ -20,7 +21,7 @@ from faststream_sqlbroker.core.rows import (
     SettleResult,
     record_claim,
 )
-from faststream_sqlbroker.core.settle import build_fallback_settlement
+from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.flow.deliver.outcome_states import (
     CLAIMED_AGAIN,
@@ -89,6 +90,8 @@ class Outcomes:
         """Counts of ended messages for the heartbeat; None if they are not reported."""
         self.debug: DebugLog | None = None
         """Log of single messages; None if no message can request it."""
+        self.rules = SettleRules()
+        """The subscriber's options for settling."""
 
     @property
     def lease_lost_count(self) -> int:
@@ -378,7 +381,8 @@ class Outcomes:
         if units:
             # Not sent back, because the later delivery may have an outcome in the queue.
             self._drop_overtaken(batch)
-        self._break_units(batch, units)
+        if batch.origin is not DeliveryState.RUNNING:
+            self._break_units(batch.parts, units)
 
     def _remove_written_acks(self, batch: Sequence[Settlement]) -> list[Settlement]:
         """Remove the plain acks of `batch`, which was written completely; return the rest.
@@ -551,10 +555,8 @@ class Outcomes:
         units: Units = {}
         for parts in (self.queued, *(b.parts for b in quarantined)):
             _remove_marked(parts, keys, units)
-        if units:
-            self._break_queued(units)
-            for batch in quarantined:
-                self._break_units(batch, units)
+        for parts in (self.queued, *(b.parts for b in quarantined)):
+            self._break_units(parts, units)
         self.batches = [b for b in self.batches if b.parts or b not in quarantined]
 
     def _drop_overtaken(self, batch: OutcomeBatch) -> None:
@@ -571,33 +573,28 @@ class Outcomes:
             if (settlement.id, settlement.lease_token) in overtaken:
                 self._record_lost(settlement, "settle", CLAIMED_AGAIN, units)
         batch.set_parts([s for s in batch.parts if (s.id, s.lease_token) not in overtaken])
-        self._break_units(batch, units)
+        if batch.origin is not DeliveryState.RUNNING:
+            self._break_units(batch.parts, units)
 
-    def _break_units(self, batch: OutcomeBatch, units: Units) -> None:
-        """Send back the outcomes of `batch` that belong to `units`, which have lost rows.
+    def _break_units(self, parts: list[Settlement], units: Units) -> None:
+        """Replace the outcomes in `parts` that belong to `units`, which have lost rows.
 
-        The rest of such a unit must not be written without these rows. A batch that a worker writes
-        itself (origin RUNNING) is left to that worker.
+        The rest of such a unit must not be written without these rows. Their messages are delivered
+        again, as after a failed COMMIT. `parts` is changed in place: the queue, or a batch that no
+        worker writes itself (origin RUNNING).
         """
-        broken = [s for s in batch.parts if s.unit in units]
-        if broken and batch.origin is not DeliveryState.RUNNING:
-            # Raises an error unless the transition exists.
-            get_next_state(batch.state, OutcomeEvent.BROKEN)
-            batch.set_parts([s for s in batch.parts if s.unit not in units])
-            self.lost_leases.report_broken(broken, units)
-            self.queue_outcomes([build_fallback_settlement(s) for s in broken])
-
-    def _break_queued(self, units: Units) -> None:
-        """Replace queued outcomes of `units` that have lost rows, for another delivery.
-
-        A unit is written as a whole or not at all. The replacement charges no attempt.
-        """
-        broken = [s for s in self.queued if s.unit in units]
+        broken = [s for s in parts if s.unit in units]
         if broken:
+            parts[:] = [s for s in parts if s.unit not in units]
             self.lost_leases.report_broken(broken, units)
-            self.queued[:] = [
-                build_fallback_settlement(s) if s.unit in units else s for s in self.queued
-            ]
+            self.queue_outcomes(
+                [
+                    settle(row, Abandon(), self.rules, ended_after=settlement.ended_after)
+                    for settlement in broken
+                    if (row := self.held.get(settlement.id)) is not None
+                    and row.lease_token == settlement.lease_token
+                ]
+            )
 
     def _remove_held(self, settlement: Settlement) -> ClaimedMessage | None:
         """Remove and return the delivery of `settlement`; None if this process has lost the row.
