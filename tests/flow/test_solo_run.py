@@ -9,6 +9,7 @@ from unittest.mock import Mock, patch
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, SettleResult
 from faststream_sqlbroker.exceptions import TransientStoreError
+from faststream_sqlbroker.flow.deliver.solo_run import SOLO_LIMIT
 from tests.flow.conftest import Rig, count_as_quick, ticks
 from tests.helpers import eventually
 
@@ -47,6 +48,57 @@ async def test_a_suspect_behind_a_long_handler_does_not_stop_the_rest(rig: Rig) 
 
     rows = await eventually(all_written)
     assert max(r["deliveries_count"] for r in rows) == 3, "it was charged once, when it ran"
+
+
+async def test_the_log_names_a_suspect_once(rig: Rig) -> None:
+    """Claims of other messages pause for it."""
+    go_on = asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        if row.payload == b"0":
+            await go_on.wait()
+        await rig.ack(row)
+
+    await rig.put()
+    consumer = rig.consumer(handle, max_workers=2, max_fetch_interval=0.05)
+    await consumer.start()
+    await eventually(lambda: consumer.inflight.running == 1)
+    [suspect] = await rig.put(delay=3600.0)
+    await rig.execute(TWICE_LOST)
+    await rig.execute(f"UPDATE message SET next_attempt_at = {rig.past(1)} WHERE state = 'PENDING'")
+    await eventually(lambda: rig.logged(f"messages [{suspect}] of q have lost leases"))
+    await ticks(consumer._fetch_loop)
+    go_on.set()
+    await eventually(lambda: len(rig.handled) == 2)
+    assert len(rig.logged("may kill their process")) == 1
+
+
+async def test_a_last_delivery_that_another_process_has_handled_holds_up_no_claim(
+    rig: Rig,
+) -> None:
+    """The process was busy all the time; it would have paused its claims again and again."""
+    shifted = rig.shifted()
+    go_on = asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        await go_on.wait()
+        await rig.ack(row)
+
+    await rig.put()
+    consumer = rig.consumer(handle, max_workers=2, max_fetch_interval=0.05, max_deliveries=2)
+    await consumer.start()
+    await eventually(lambda: consumer.inflight.running == 1)
+    [suspect] = await rig.put(delay=3600.0)
+    await rig.execute(f"UPDATE message SET deliveries_count = 1 WHERE id = {suspect}")
+    await rig.execute(f"UPDATE message SET next_attempt_at = {rig.past(1)} WHERE state = 'PENDING'")
+    await eventually(lambda: rig.logged(f"messages [{suspect}] of q have lost leases"))
+    await rig.execute(f"DELETE FROM message WHERE id = {suspect}")
+    shifted.shift += SOLO_LIMIT
+    await eventually(lambda: not consumer._fetcher._solo_runs._suspects)
+    await ticks(consumer._fetch_loop)
+    assert not consumer._fetcher._solo_runs._suspects
+    go_on.set()
+    await eventually(lambda: len(rig.handled) == 1)
 
 
 async def test_a_suspect_that_is_given_back_is_not_taken_for_its_older_outcome(rig: Rig) -> None:

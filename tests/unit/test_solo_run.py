@@ -182,6 +182,9 @@ def test_f6_a_last_delivery_never_has_company_and_is_waited_for_longer_and_longe
         while (turn := solo_runs.choose_target(is_alone=False, now=now)) is ClaimTarget.DRAIN:
             now += 0.5
         assert turn is ClaimTarget.OTHERS
+        assert solo_runs.choose_target(is_alone=False, now=now) is ClaimTarget.ANY
+        new_ids = solo_runs.add_suspects({1: Suspect(2, is_last=True)}, now)
+        assert new_ids == [], "it waits since it was first seen"
         holds.append(now - began)
         began = now
         while solo_runs.choose_target(is_alone=False, now=now) is ClaimTarget.OTHERS:
@@ -193,6 +196,18 @@ def test_f6_a_last_delivery_never_has_company_and_is_waited_for_longer_and_longe
     assert solo_runs.pop_suspect(now, is_alone=True) == 1
     solo_runs.record_start(is_alone=True, now=now)
     assert solo_runs.choose_target(is_alone=True, now=now + 1) is ClaimTarget.ANY
+
+
+def test_a_last_delivery_that_is_gone_is_not_waited_for_again() -> None:
+    """Another process has handled it: the next claim does not report it."""
+    solo_runs = SoloScheduler()
+    solo_runs.add_suspects({1: Suspect(1, is_last=True)}, 0.0)
+    now = SOLO_LIMIT
+    assert solo_runs.choose_target(is_alone=False, now=now) is ClaimTarget.DRAIN
+    now += 2 * SOLO_WAIT
+    assert solo_runs.choose_target(is_alone=False, now=now) is ClaimTarget.OTHERS
+    for seconds in (0.0, 2 * SOLO_PAUSE, 3600.0):
+        assert solo_runs.choose_target(is_alone=False, now=now + seconds) is ClaimTarget.ANY
 
 
 @given(

@@ -1,6 +1,7 @@
 """The fetch loop: claim as many rows as there is capacity for, and decide when to poll again."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from faststream_sqlbroker.core.rows import (
     ReadyPair,
     ReadyPairs,
 )
-from faststream_sqlbroker.core.suspects import SuspectRule
+from faststream_sqlbroker.core.suspects import Suspect, SuspectRule
 from faststream_sqlbroker.flow.deliver.claim import (
     RELEASE_PAUSE,
     Claimer,
@@ -273,7 +274,7 @@ class Fetcher:
                 result = await self._claim_ready(limit, suspect_rule)
         finally:
             metrics.record_claim_duration(self._clock.monotonic() - now)
-        self._solo_runs.add_suspects(result.rows.suspects, now)
+        self._add_suspects(result.rows.suspects, now)
         if not result.met_count:
             self._solo_runs.skip_others(now)
         fits = self._add_fitting(result.rows)
@@ -337,6 +338,18 @@ class Fetcher:
             # Also after a poll that was cut off because it was slow: polls move to the background.
             if self.ready.mode is Mode.BLIND:
                 self._inflight.signals.scans_slow()
+
+    def _add_suspects(self, suspects: Mapping[int, Suspect], now: float) -> None:
+        """Note the `suspects` of a claim, which run alone later; log those that are new.
+
+        A suspect is a message that may have killed its process. Other messages wait for it, too.
+        """
+        if new_ids := self._solo_runs.add_suspects(suspects, now):
+            text = (
+                f"messages {new_ids} of {', '.join(self._settings.queues)} have lost leases and "
+                "may kill their process: each runs alone, and claims of other messages pause for it"
+            )
+            self._log(logging.WARNING, text, message_id=new_ids[0])
 
     async def _claim_suspect(self, *, is_alone: bool) -> None:
         """Claim a suspect, a message that may have killed a process before.

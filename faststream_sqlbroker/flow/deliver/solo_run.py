@@ -55,6 +55,8 @@ class SoloScheduler:
         self._suspects: dict[
             int, tuple[Suspect, float]
         ] = {}  # id → the suspect, when it was first seen
+        self._waited: dict[int, float] = {}
+        """When suspects were first seen that were waited for in vain, and may be gone."""
         self._started_at: float | None = None
         self._drain_until: float | None = None
         self._drain_seconds = SOLO_WAIT
@@ -100,6 +102,8 @@ class SoloScheduler:
             return ClaimTarget.DRAIN
         self._drain_until = None
         self._others_until = now + max(SOLO_PAUSE, self._drain_seconds)
+        # Another process may have handled them: only a claim that reports them again counts.
+        self._waited |= {i: self._suspects.pop(i)[1] for i in self._list_old(now)}
         return ClaimTarget.OTHERS
 
     def has_waiting(self, now: float) -> bool:
@@ -131,14 +135,19 @@ class SoloScheduler:
             self._started_at = now
             self._drain_seconds = SOLO_WAIT
 
-    def add_suspects(self, suspects: Mapping[int, Suspect], now: float) -> None:
+    def add_suspects(self, suspects: Mapping[int, Suspect], now: float) -> list[int]:
         """Add the `suspects` of a claim: messages that may kill their process, left unclaimed.
 
-        A suspect that is reported again keeps the time since when it waits.
+        A suspect that is reported again keeps the time since when it waits. Returns the ids of the
+        others.
         """
+        new_ids = [i for i in suspects if i not in self._suspects and i not in self._waited]
         for message_id, suspect in suspects.items():
-            _, first_seen = self._suspects.get(message_id, (suspect, now))
+            _, first_seen = self._suspects.get(
+                message_id, (suspect, self._waited.pop(message_id, now))
+            )
             self._suspects[message_id] = (suspect, first_seen)
+        return new_ids
 
     def skip_others(self, now: float) -> None:
         """End the time of other messages, because only suspects are due."""
