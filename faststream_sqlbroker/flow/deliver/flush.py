@@ -6,9 +6,12 @@ others for long.
 """
 
 import sys
+from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.clock import Timer
+from faststream_sqlbroker.core.rows import Settlement
 from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
@@ -19,7 +22,7 @@ from faststream_sqlbroker.flow.deliver.outcome_states import (
     split_parts,
 )
 from faststream_sqlbroker.flow.deliver.outcome_writer import OnDenied, QuarantineWriter, write_batch
-from faststream_sqlbroker.flow.loop import Log, Outages, retry_until
+from faststream_sqlbroker.flow.loop import Log, Outages
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 LOCKED_PAUSE = 0.5
 """Seconds to the next try when other sessions have locked all remaining rows."""
+LOCKED_LOG_INTERVAL = 10.0
+"""Seconds with locked rows until a log line, and until each further one."""
 QUARANTINE_AFTER = 2
 """Transient failures in a row after which a batch is quarantined: each may take the full timeout.
 
@@ -66,6 +71,8 @@ class Flusher:
         self._failures = 0
         self._settled_count_then = -1
         """`settled_count` when a batch was quarantined last."""
+        self._log_locked_at = inf
+        """Time from which locked rows are logged; each flush since then must have met some."""
         self._timer: Timer | None = None
 
     def on_outcome_added(self) -> None:
@@ -156,10 +163,22 @@ class Flusher:
         locked_count = len(batch.parts)
         self._inflight.requeue(batch, first=False)
         self._skip_locked = locked_count > 0
+        self._report_locked(batch.parts)
         if not locked_count:
             # The rows may be locked by the last try, which the server has not given up yet.
             self._failures = 0
         return locked_count < size
+
+    def _report_locked(self, parts: Sequence[Settlement]) -> None:
+        """Log outcomes that have waited for locked rows; `parts` are those of the last flush.
+
+        Another transaction may lock rows for long, and no statement fails because of that.
+        """
+        now = self._clock.monotonic()
+        if parts and now >= self._log_locked_at:
+            self._log_locked_at = inf
+            self.quarantine.log_kept(parts, "other sessions have locked their rows")
+        self._log_locked_at = min(self._log_locked_at, now + LOCKED_LOG_INTERVAL) if parts else inf
 
     async def flush_all(self) -> None:
         """Flush until nothing is queued.
@@ -171,10 +190,6 @@ class Flusher:
             if not await self.flush_batch():
                 # Other sessions have locked all rows of the batch.
                 await self._clock.sleep(LOCKED_PAUSE)
-
-    async def flush_until(self, deadline: float) -> None:
-        """Flush all outcomes, with retries, until `deadline` (the event loop's time)."""
-        await retry_until(self.flush_all, deadline, self._clock)
 
     def _count_failure(self, error: BaseException) -> bool:
         """Count a failed flush; return True if the transient `error` may be the batch's own fault.

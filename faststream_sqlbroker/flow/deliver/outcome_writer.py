@@ -186,15 +186,11 @@ class QuarantineWriter:
         write_errors = self._nack_denied_answers(batch, write_errors)
         if not write_errors:
             return
-        self._inflight.quarantine_refused(batch, [settlement for settlement, _ in write_errors])
+        parts = [settlement for settlement, _ in write_errors]
+        self._inflight.quarantine_refused(batch, parts)
         if any(isinstance(error, AccessError) and s.unit is None for s, error in write_errors):
             self._on_denied(True)
-        self._log_kept(
-            logging.ERROR,
-            [s for s, _ in write_errors],
-            "were refused by the database",
-            write_errors[0][1],
-        )
+        self.log_kept(parts, write_errors[0][1], "were refused by the database", logging.ERROR)
 
     def _nack_denied_answers(self, batch: OutcomeBatch, write_errors: WriteErrors) -> WriteErrors:
         """Nack units that were refused for their answer alone; return the other refused units.
@@ -231,10 +227,14 @@ class QuarantineWriter:
         """
         parts = list(batch.parts)
         self._inflight.quarantine(batch)
-        self._log_kept(logging.WARNING, parts, "could not be written", error)
+        self.log_kept(parts, error)
 
-    def _log_kept(
-        self, level: int, parts: Sequence[Settlement], failure: str, error: BaseException
+    def log_kept(
+        self,
+        parts: Sequence[Settlement],
+        error: object,
+        failure: str = "could not be written",
+        level: int = logging.WARNING,
     ) -> None:
         """Log outcomes that could not be written, unless a general outage is the reason.
 
@@ -276,7 +276,7 @@ class QuarantineWriter:
         except TransientStoreError as error:
             self._settled_count_at_failure = inflight.settled_count
             if batch.parts and is_logged(batch.tries):
-                self._log_kept(logging.WARNING, batch.parts, "could not be written", error)
+                self.log_kept(batch.parts, error)
             # Tries of a refused outcome count refusals, and this was none.
             inflight.retry_later(batch, has_failed=batch.origin is not DeliveryState.REFUSED)
         except BaseException:
