@@ -351,6 +351,8 @@ async def test_a_passing_error_does_not_cost_the_retry(
     [message] = await rig.put(1, key="a")
     [row] = await archived(rig, 1)
     assert (row["state"], handled) == ("COMPLETED", [message, message])
+    text = f"could not release the keys of messages [{message}], so their handlers do not run yet"
+    assert rig.logged(text), "the worker waits until then"
 
 
 @pytest.mark.parametrize("committed", [True, False], ids=["committed", "not committed"])

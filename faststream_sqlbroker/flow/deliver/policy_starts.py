@@ -445,7 +445,8 @@ class PolicyRunner:
     async def _release_keys(self, rows: Rows) -> bool:
         """Release keys, repeated after transient errors until a stop; return True if done.
 
-        Keys that stay claimed are logged, as the handlers of their messages do not run again.
+        Failures are logged: the worker takes no other message until the keys are released. The
+        handlers of messages whose keys stay claimed do not run again.
         """
         failures = 0
         while rows:
@@ -455,17 +456,16 @@ class PolicyRunner:
                 failures += 1
                 last = failures >= MAX_KEY_TRIES and self._stopping()
                 if last or not isinstance(error, TransientStoreError):
-                    self._log_unreleased_keys(rows, error)
+                    self._log_unreleased_keys(rows, logging.ERROR, "do not run again", error)
                     return False
+                if is_logged(failures):
+                    self._log_unreleased_keys(rows, logging.WARNING, "do not run yet", error)
             else:
                 break
             await self._clock.sleep(backoff(failures, self._clock))
         return True
 
-    def _log_unreleased_keys(self, rows: Rows, error: StoreError) -> None:
-        """Log keys that stay claimed: their handlers do not run for later deliveries."""
-        text = (
-            f"could not release the keys of messages {[row.id for row in rows]}, so their handlers "
-            "do not run again"
-        )
-        self._log(logging.ERROR, f"{text}: {error}", message_id=rows[0].id)
+    def _log_unreleased_keys(self, rows: Rows, level: int, effect: str, error: StoreError) -> None:
+        """Log keys that stay claimed, for good or until the next try, by the `effect`."""
+        text = f"could not release the keys of messages {[row.id for row in rows]}, so their "
+        self._log(level, f"{text}handlers {effect}: {error}", message_id=rows[0].id)
