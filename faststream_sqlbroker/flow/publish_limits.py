@@ -121,7 +121,7 @@ class PublishLimits:
             else:
                 is_free = await self._has_capacity(queue, depth, connection)
             if not is_free and depth.limit.when_full == "wait" and can_wait:
-                await self._wait_for_capacity(queue, depth, connection)
+                await self._wait_for_capacity(queue, depth, count, connection)
                 is_free = True
             self._add_or_refuse(queue, depth, count, is_free=is_free, droppable=droppable)
             if not is_free:
@@ -177,7 +177,7 @@ class PublishLimits:
         """
         depth = self._depths.get(queue)
         if depth is not None and not await self._has_capacity(queue, depth, None):
-            await self._wait_for_capacity(queue, depth, None)
+            await self._wait_for_capacity(queue, depth, 1, None)
 
     def _count_rows(self, rows: Sequence[NewMessage]) -> Mapping[str, int]:
         """Return the number of `rows` for each queue with a `max_depth`; leave out other queues."""
@@ -237,10 +237,13 @@ class PublishLimits:
             depth.depth.record_count(count, now, now - started_at)
         return not depth.depth.is_full
 
-    async def _wait_for_capacity(self, queue: str, depth: _QueueLimit, connection: Any) -> None:
+    async def _wait_for_capacity(
+        self, queue: str, depth: _QueueLimit, count: int, connection: Any
+    ) -> None:
         """Wait until there is capacity, or raise; callers are served in the order of their calls.
 
-        There is capacity if fewer messages are due in `queue` than its limit allows.
+        There is capacity if fewer messages are due in `queue` than its limit allows. If there is
+        none in time, `count` messages are refused.
 
         Raises:
             QueueFullError: none was free in time.
@@ -254,7 +257,7 @@ class PublishLimits:
                     # All other callers wait behind this one: one count serves all of them.
                     await self._clock.sleep(depth.depth.get_recount_delay(self._clock.monotonic()))
         except TimeoutError as error:
-            self._record_refused(queue, "raised", 1)
+            self._record_refused(queue, "raised", count)
             text = f"{_format_full(queue, depth.limit)}; gave up after {timeout} s of waiting"
             raise QueueFullError(queue, text) from error
         finally:

@@ -154,8 +154,10 @@ async def test_a_wait_ends_at_its_timeout(make: Make, look: Look) -> None:
     with pytest.raises(QueueFullError):
         await broker.wait_for_room("q")
     await broker.wait_for_room("a queue without a limit")
+    with pytest.raises(QueueFullError):
+        await broker.publish_batch(2, 3, 4, queue="q")
     assert len(await look.rows()) == 1
-    assert counts.counts == {("q", "raised"): 2}
+    assert counts.counts == {("q", "raised"): 5}
 
 
 async def test_a_cancelled_wait_lets_the_next_one_in(
