@@ -19,8 +19,9 @@ from faststream_sqlbroker.core.channels import QueueRole
 from faststream_sqlbroker.core.checks import find_queue_error
 from faststream_sqlbroker.core.outcome import Ack, Discard, Nack, Outcome, Reject, Release
 from faststream_sqlbroker.core.reasons import REJECTED
-from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
+from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.rows import NewMessage as Row
+from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import clean_text, format_value
 from faststream_sqlbroker.core.times import parse_delay
 from faststream_sqlbroker.database.messages.single_claim import Replacement
@@ -366,17 +367,11 @@ def _parse_outcome(body: models.Rollback) -> Outcome:
     return Discard(reason)
 
 
-def _create_settled_response(settlement: Settlement | None) -> Response:
-    """Return the new state of the message, or refuse the request if the lease was lost.
-
-    `settlement` is None for a lost lease. A settlement without a state (a release) returns the
-    message to PENDING or, after an earlier attempt, to RETRYABLE; the response says PENDING for
-    both.
-    """
-    if settlement is None:
+def _create_settled_response(state: MessageState | None) -> Response:
+    """Return the new state of the message, or refuse the request if the lease was lost (None)."""
+    if state is None:
         raise _create_lost_problem()
-    state = "PENDING" if settlement.state is None else settlement.state.name
-    return JSONResponse({"state": state})
+    return JSONResponse({"state": state.name})
 
 
 def _create_lost_problem() -> Problem:

@@ -131,7 +131,9 @@ async def test_a_rollback_gives_back_or_up(web: Queueing, look: Look) -> None:
     assert (message["attempt"], message["deliveries"]) == (2, 2)
     [row] = await look.rows()
     assert row["last_error"] == "the shop is closed"
-    assert (await web.end(message, "rollback", outcome="release")).json() == {"state": "PENDING"}
+    assert (await web.end(message, "rollback", outcome="release")).json() == {"state": "RETRYABLE"}
+    [row] = await look.rows()
+    assert row["state"] == "RETRYABLE"
     [message] = await web.reserve()
     assert (message["attempt"], message["deliveries"]) == (2, 2)
     assert (await web.end(message, "rollback", delay="1h")).json() == {"state": "RETRYABLE"}

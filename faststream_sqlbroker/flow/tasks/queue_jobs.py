@@ -14,6 +14,7 @@ from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.outcome import Outcome, Release
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.metrics import DirectMetrics
@@ -389,18 +390,21 @@ class RemoteConsumer:
         *,
         replaced: "Callable[[ClaimedMessage], Replacement] | None" = None,
         error: str | None = None,
-    ) -> Settlement | None:
-        """Write the outcome of the message; return None if the lease is lost and nothing is
-        written.
+    ) -> MessageState | None:
+        """Write the outcome of the message, and return its new state.
 
-        `replaced` creates its new body; `error` is stored in `last_error`. The row is read again in
-        the same transaction, because an HTTP client has only the key of its message.
+        Returns None if the lease is lost and nothing is written. `replaced` creates the new body;
+        `error` is stored in `last_error`. The row is read again in the same transaction, because an
+        HTTP client has only the key of its message.
 
         Raises:
             UnknownOutcomeError: it may have been written, or the lease may be gone.
         """
+        state_before = MessageState.PENDING
 
         def decide(row: ClaimedMessage, age: float) -> Settlement:
+            nonlocal state_before
+            state_before = MessageState.RETRYABLE if row.attempts_count else state_before
             settlement = settle(row, outcome, self._rules, ended_after=age)
             # If an operator has cancelled the message, the stored error must name that operator.
             if error and row.cancelled is None:
@@ -414,11 +418,14 @@ class RemoteConsumer:
             return settlement
 
         settlement = await self._claimer.write_settlement(write, message.id, message.queue)
-        if settlement is not None and not settlement.is_final and settlement.delay:
+        if settlement is None:
+            return None
+        if not settlement.is_final and settlement.delay:
             # Messages that are due later are not notified: only the next poll of another process
             # finds them.
             self.long_polls.schedule_poll(message.queue, settlement.delay)
-        return settlement
+        # A release restores the state before the claim.
+        return settlement.state or state_before
 
     async def stop(self) -> None:
         """Answer the waiting requests, and stop the loop."""
