@@ -267,6 +267,19 @@ async def test_slow_scans_take_a_twentieth_of_the_time() -> None:
     assert looks.results == []
 
 
+async def test_a_scan_under_way_does_not_answer_a_later_request() -> None:
+    """It may have been sent before the rows were released: the next one comes within a second."""
+
+    async def poll() -> ReadyPairs:
+        ready.scan_soon()
+        return found(0.2)
+
+    ready = ReadyTracker(FakeStore(), ["q"], Clock(VirtualTime()))  # type: ignore[arg-type]
+    await ready.scan(poll)
+    assert ready.mode is Mode.BLIND
+    assert await ready.scan_in_background() == module.SCAN_INTERVAL
+
+
 async def test_known_pairs_are_bounded() -> None:
     many = [ReadyPair("q", n % 200, 0.0) for n in range(200)]
     few = ReadyPair("q", 7, 0.0)

@@ -131,6 +131,8 @@ class ReadyTracker:
         self.polled_at = float("-inf")
         """Time when the last poll ended (monotonic seconds)."""
         self._poll_duration = 0.0
+        self._scan_requested = False
+        """True if no poll was sent since `scan_soon`."""
         self._turn = 0
         self._restriction_count = 0
         self._hint: PendingHint | None = None
@@ -237,6 +239,7 @@ class ReadyTracker:
     async def _query(self, poll: Poll | None) -> ReadyPairs:
         """Send a poll and record the time; a failure changes the mode, and is raised."""
         started_at = self._clock.monotonic()
+        self._scan_requested = False
         # Before the poll: a wake-up that comes during the poll then changes the mode again.
         self.apply_event(ModeEvent.POLLED)
         try:
@@ -285,8 +288,9 @@ class ReadyTracker:
         """Let the next background poll come within a second: old rows may be claimable again.
 
         While polls are slow, claims begin at the last claimed row, so only a poll finds older rows.
+        A poll in progress may miss them.
         """
-        self._poll_duration = 0.0
+        self._scan_requested = True
 
     def _get_poll_wait(self) -> float:
         """Return the seconds until the next background poll; a slow poll has a long pause.
@@ -294,9 +298,8 @@ class ReadyTracker:
         So polls keep the server busy for a twentieth of the time only. But the pause is limited,
         because only a poll finds new priorities.
         """
-        return (
-            min(max(SCAN_INTERVAL, SLOW_SHARE * self._poll_duration), MAX_SCAN_INTERVAL) - self.age
-        )
+        pause = 0.0 if self._scan_requested else SLOW_SHARE * self._poll_duration
+        return min(max(SCAN_INTERVAL, pause), MAX_SCAN_INTERVAL) - self.age
 
     def list_due(self) -> list[ReadyPair]:
         """Return the pairs of queue and priority that had due rows at the last poll.
