@@ -164,7 +164,7 @@ def _rank_queues(slim: DataFrame, count: int) -> list[str]:
 
     `count` is the number of all queues. A chart has colours for `MAX_QUEUES` names.
     """
-    limit = MAX_QUEUES if count <= MAX_QUEUES else MAX_QUEUES - 1
+    limit = count if count <= MAX_QUEUES else MAX_QUEUES - 1
     counts = slim.groupBy("queue").count().orderBy(F.desc("count"), "queue").limit(limit)
     return [*(row["queue"] for row in counts.collect()), f"{count - limit:,} other queues"]
 

@@ -382,6 +382,7 @@ def test_a_queue_in_the_table_has_a_rate_however_many_others_fail(spark: SparkSe
     letters = [{"queue": "letters", "headers": dead(f"source {n:02}")} for n in range(30)]
     rows = [archived(**{"id": n, **row}) for n, row in enumerate([{"queue": "fine"}, *letters])]
     figures = compute_figures(frame(spark, rows), live=None, every=None, as_of=None)
+    assert figures.queues == ["letters", "fine", "0 other queues"]
     rates = figures.tables["failure_rate"]
     assert len(rates) == 2 * figures_.MAX_QUEUES
     assert [row["queue"] for row in rates[:2]] == ["source 00", "source 01"]
