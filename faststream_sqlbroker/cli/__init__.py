@@ -4,7 +4,6 @@ import os
 import sys
 from contextlib import redirect_stderr, suppress
 from io import StringIO
-from itertools import takewhile
 from typing import NoReturn
 
 from faststream_sqlbroker.core.distribution import get_shared_files_warning
@@ -25,15 +24,14 @@ def main() -> None:
     try:
         import typer  # noqa: PLC0415 - an extra
 
-        from faststream_sqlbroker.cli.app import app  # noqa: PLC0415 - Typer is an extra
+        from faststream_sqlbroker.cli.app import app, has_json_option  # noqa: PLC0415 - Typer is an extra
     except ModuleNotFoundError as error:
         if str(error.name).startswith("faststream_sqlbroker"):
             raise
         sys.exit(f"{error.name!r} is not installed: pip install 'sqlbroker[cli]'")
-    as_json = "--json" in takewhile("--".__ne__, sys.argv)
     try:
         # In standalone mode it would print usage errors and exit.
-        sys.exit(app(standalone_mode=not as_json))
+        sys.exit(app(standalone_mode=False))
     except typer.Abort:
         sys.exit("Aborted!")
     except Exception as error:
@@ -43,12 +41,14 @@ def main() -> None:
         # Click's usage errors, for which Typer may have separate classes.
         if not isinstance(error, SqlBrokerError) and not hasattr(error, "format_message"):
             raise
-        if as_json:
+        if has_json_option(sys.argv[1:]):
             from faststream_sqlbroker.cli.output import print_error  # noqa: PLC0415 - as above
 
             print_error(getattr(error, "format_message", error.__str__)(), type(error).__name__, 2)
-        else:
+        elif isinstance(error, SqlBrokerError):
             sys.stderr.write(f"error: {error}\n")
+        else:
+            error.show()
         sys.exit(2)
 
 

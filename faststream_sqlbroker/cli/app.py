@@ -186,9 +186,9 @@ class LazyGroup(TyperGroup):
 
         The command `list` of a group is its default.
         """
-        return super().parse_args(ctx, ["list", *args] if self._is_for_list(ctx, args) else args)
+        return super().parse_args(ctx, ["list", *args] if self.is_for_list(ctx, args) else args)
 
-    def _is_for_list(self, ctx: Any, args: list[str]) -> bool:
+    def is_for_list(self, ctx: Any, args: list[str]) -> bool:
         """Return True if `args` belong to the group's default command `list`.
 
         So `sqlbroker queues orders` shows the queue "orders", as `sqlbroker queues list orders`.
@@ -283,6 +283,27 @@ app = typer.Typer(
     rich_markup_mode=None,  # its panels cut words in a narrow terminal
     help="Inspect and change the queues, messages and tables of faststream_sqlbroker.",
 )
+
+
+def has_json_option(args: list[str]) -> bool:
+    """Return True if `args` have the option `--json`, which may also be the value of another one.
+
+    An unknown command has unknown options, so there any `--json` counts.
+    """
+    command: Any = get_group(app)
+    context = None
+    # Nothing runs, and wrong arguments are passed over.
+    lenient = {"resilient_parsing": True, "ignore_unknown_options": True}
+    while "--json" in args and command is not None:
+        context = command.context_class(command, parent=context, **lenient)
+        is_group = isinstance(command, LazyGroup)
+        words = ["list", *args] if is_group and command.is_for_list(context, args) else [*args]
+        options, args, _ = command.make_parser(context).parse_args(words)
+        if not is_group:
+            return bool(options.get("as_json"))
+        if args:
+            _, command, args = command.resolve_command(context, args)
+    return command is None
 
 
 @app.callback()

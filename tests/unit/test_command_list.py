@@ -140,17 +140,37 @@ def test_a_command_whose_input_ends_says_so_without_a_traceback(
         with pytest.raises(SystemExit) as end:
             main()
         # A text is printed to stderr when the process ends, with the exit code 1.
-        assert end.value.code == ("Aborted!" if more else 1)
+        assert end.value.code == "Aborted!"
 
 
-def test_words_behind_two_dashes_are_no_options(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "is_json", "text"),
+    [
+        ("publish q -- --json", False, "error: no database given:"),
+        ("publish q body --key --json", False, "error: no database given:"),
+        ("messages --key --json", False, "error: no database given:"),
+        ("publish q body --key --json --json", True, "no database given:"),
+        ("--url --json", False, "Missing command"),
+        ("publish q body --nope --json --key k", True, "No such option"),
+        ("queues --json --nope", True, "No such option"),
+        ("qeues --json", True, "No such command"),
+        ("--json queues", True, "No such option"),
+    ],
+)
+def test_json_is_the_option_and_not_a_value(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    is_json: bool,
+    text: str,
 ) -> None:
+    """Neither the value of another option nor a word behind two dashes makes an error JSON."""
     monkeypatch.delenv("SQLBROKER_URL", raising=False)
-    monkeypatch.setattr("sys.argv", ["sqlbroker", "publish", "q", "--", "--json"])
-    with pytest.raises(SystemExit):
+    monkeypatch.setattr("sys.argv", ["sqlbroker", *words.split()])
+    with pytest.raises(SystemExit) as end:
         main()
-    assert capsys.readouterr().err.startswith("error: no database given:")
+    said = capsys.readouterr().err
+    assert (end.value.code, said.startswith("{"), text in said) == (2, is_json, True), said
 
 
 @pytest.mark.parametrize("url", ["postgresql+asyncpg://127.0.0.1:1/none", "nonsense", None])
