@@ -140,8 +140,8 @@ def remove_records(
         if settlement.lookup is not None and settlement.id in settled
     ]
     if binds:
-        table = dialect.tables.policy_state
-        connection.execute(delete(table).where(match_key(table)), binds)
+        state = dialect.tables.policy_state
+        connection.execute(delete(state).where(match_key(state)), binds)
 
 
 def renew_living(
@@ -174,6 +174,7 @@ def renew_living(
         if row.counter in living_ids
     ]
     if renewals:
-        renewing = update(state).where(match_key(state))
-        connection.execute(renewing.values(expires_at=later(bindparam("kept"))), renewals)
+        statement = update(state).where(match_key(state))
+        statement = statement.values(expires_at=later(bindparam("kept")))
+        connection.execute(statement, renewals)
     return [row for row in rows if not (row.scope.startswith(MIRROR) and row.counter in living_ids)]
