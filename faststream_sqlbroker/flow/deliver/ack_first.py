@@ -71,7 +71,8 @@ class AckFirstTracker:
             self._log(
                 logging.ERROR,
                 f"ACK_FIRST: the removal of messages {[r.id for r in rows]} is not confirmed, so "
-                f"their handlers do not run: {error}",
+                "their handlers do not run now; those that were not removed are delivered again "
+                f"when their leases expire: {error}",
             )
             # Dropped, not released: if the removal was committed, there is no row to release; if
             # not, the row comes again when its lease has expired.
@@ -112,12 +113,12 @@ class AckFirstTracker:
         """
         self._is_stopped = True
         if not await retry_until(self.write_ended, deadline, self._clock) and self._ended_rows:
-            ids = [row.id for row in self._ended_rows]
-            self._log(
-                logging.ERROR,
-                f"ACK_FIRST: could not record that the handlers of messages {ids} have ended, so "
-                "admin.unknown() will list these messages: the stop timed out",
+            text = (
+                "ACK_FIRST: could not record that the handlers of messages "
+                f"{[row.id for row in self._ended_rows]} have ended, so admin.unknown() will list "
+                "these messages: the stop timed out"
             )
+            self._log(logging.ERROR, text)
 
     def drop_cut_off(self, rows: list[ClaimedMessage]) -> None:
         """Leave the noted starts of `rows`, whose handlers were cancelled, in the database.

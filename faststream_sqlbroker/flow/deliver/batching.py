@@ -80,8 +80,8 @@ class BatchFiller:
         """Add arriving messages to `rows` until the batch is full or `max_wait` seconds are over.
 
         End early if a stop, a pause or a drain finishes the batch, or if a row must start before
-        that time. The fetch loop is told how many messages are missing, so that it claims them
-        although no worker is free.
+        that time. The fetch loop claims as many messages as are missing, although no worker is
+        free.
         """
         end = self._clock.monotonic() + max_wait
         checked_count = 0

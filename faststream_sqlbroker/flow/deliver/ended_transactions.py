@@ -55,7 +55,7 @@ class EndedTransactions:
         """
         query = asyncio.ensure_future(self._query_committed(lock, rows))
         await self._wait_for(query)
-        if _is_answered(query):
+        if query.done() and not query.cancelled() and query.exception() is None:
             _settle_ended(rows, committed=query.result())
         else:
             self._drop_unknown(rows)
@@ -116,10 +116,6 @@ class EndedTransactions:
             "are delivered again when their leases expire",
             message_id=rows[0].id,
         )
-
-
-def _is_answered(query: asyncio.Task[bool]) -> bool:
-    return query.done() and not query.cancelled() and query.exception() is None
 
 
 def _settle_ended(rows: Rows, *, committed: bool) -> None:

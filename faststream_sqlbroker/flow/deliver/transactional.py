@@ -142,7 +142,8 @@ class TransactionalDeliveries:
         unwritten_rows = block.unwritten_rows
         if not block.is_started:
             if isinstance(error, asyncio.CancelledError):
-                _release_unstarted(rows)
+                for row in rows:
+                    row.record_outcome(Release())
             return
         if unwritten_rows is not None and len(unwritten_rows) < len(rows):
             # Committed, although an error came when the connection was returned.
@@ -386,12 +387,6 @@ def _is_committing(row: ClaimedMessage) -> bool:
 def _is_final(row: ClaimedMessage) -> bool:
     """Return True if the outcome of `row` is final: an ack, a move, or an end without a retry."""
     return isinstance(row.outcome, Ack | Relocate | Reject | Discard)
-
-
-def _release_unstarted(rows: Rows) -> None:
-    """Release `rows`, whose handler has not started."""
-    for row in rows:
-        row.record_outcome(Release())
 
 
 def _abandon_committing(rows: Rows) -> None:

@@ -100,16 +100,12 @@ class Worker(DeliveryRunner):
                 store, inflight, self._settlements, settings.policies, log, stopping, keys
             )
         self._batches = BatchFiller(inflight, settings) if settings.batch else None
-        is_plain = first is None and self._has_only_slots and _is_single_message(settings)
+        has_only_slots = self._policies is None or self._policies.has_only_slots
+        is_plain = first is None and has_only_slots and _is_single_message(settings)
         self._step: DeliverStep = self._deliver_plain if is_plain else self._deliver_from
         limit = settings.max_deliveries
         self._max_deliveries = float("inf") if limit is None else limit
         self._current_rows: Sequence[ClaimedMessage] = ()
-
-    @property
-    def _has_only_slots(self) -> bool:
-        """True if policies require a worker only to wait for slots."""
-        return self._policies is None or self._policies.has_only_slots
 
     async def _wait_for_slot(self, row: ClaimedMessage) -> None:
         if self._policies is not None:
