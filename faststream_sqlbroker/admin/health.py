@@ -29,11 +29,7 @@ from faststream_sqlbroker.core.stored import InvalidCursorError
 from faststream_sqlbroker.core.text import format_value
 from faststream_sqlbroker.core.times import Duration, parse_positive
 from faststream_sqlbroker.core.verification import Verification
-from faststream_sqlbroker.exceptions import (
-    AccessError,
-    SetupError,
-    StoreError,
-)
+from faststream_sqlbroker.exceptions import AccessError, SetupError, StoreError
 from faststream_sqlbroker.schema.migrate import HEAD
 
 if TYPE_CHECKING:

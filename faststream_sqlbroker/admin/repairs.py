@@ -180,12 +180,7 @@ class PublishOperations(AdminOperations):
     """Publishes messages, with an entry in the audit."""
 
     async def publish(
-        self,
-        message: Any = None,
-        queue: str = "",
-        *,
-        by: str | None = None,
-        **options: Any,
+        self, message: Any = None, queue: str = "", *, by: str | None = None, **options: Any
     ) -> int | None:
         """Publish a message as `broker.publish` does; the `audit` names the operator.
 

@@ -79,8 +79,7 @@ def export(
         str, typer.Option(help="Name of the message table, for --record-as.")
     ] = "message",
     verify: Annotated[
-        VerifyMode,
-        typer.Option(help="Data of a window to compare with the database."),
+        VerifyMode, typer.Option(help="Data of a window to compare with the database.")
     ] = VerifyMode.checksums,
     rows_per_commit: Annotated[
         int, typer.Option(help="Commit after this many rows, in whole windows.")

@@ -39,8 +39,7 @@ def verify(
     since: Since = None,
     until: Ended = None,
     database: Annotated[
-        bool,
-        typer.Option("--database", help="Search the database for rows that the export lacks."),
+        bool, typer.Option("--database", help="Search the database for rows that the export lacks.")
     ] = False,
     url: UrlIfNeeded = None,
     source: Source = None,
@@ -93,12 +92,7 @@ def _format_verification(result: "spark.VerifyResult") -> str:
     )
 
 
-def repair(
-    url: Url,
-    path: Lake,
-    options: SparkOptions,
-    source: Source = None,
-) -> None:
+def repair(url: Url, path: Lake, options: SparkOptions, source: Source = None) -> None:
     """Export damaged windows again, if the database still has their rows.
 
     The exit code is 1 if a window stays damaged.

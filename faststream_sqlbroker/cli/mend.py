@@ -11,13 +11,7 @@ from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import Admin, Repair
 from faststream_sqlbroker.cli.bulk import run_bulk_action
 from faststream_sqlbroker.cli.look import MessageId, parse_headers, warn_if_queue_is_empty
-from faststream_sqlbroker.cli.output import (
-    print_json,
-    print_table,
-    refuse_json,
-    to_json_dict,
-    warn,
-)
+from faststream_sqlbroker.cli.output import print_json, print_table, refuse_json, to_json_dict, warn
 from faststream_sqlbroker.cli.shared_options import (
     ActionOptions,
     BulkCommandOptions,
@@ -203,7 +197,7 @@ def release(
 WorkerName = Annotated[
     str,
     typer.Argument(
-        help="Worker's name, as listed by subscribers; host:pid selects all of a process.",
+        help="Worker's name, as listed by subscribers; host:pid selects all of a process."
     ),
 ]
 

@@ -181,8 +181,7 @@ def partitions(
     context: typer.Context,
     options: ChangeOptions,
     every: Annotated[
-        str | None,
-        typer.Option(help="day, week or month; default: the setting of --app."),
+        str | None, typer.Option(help="day, week or month; default: the setting of --app.")
     ] = None,
     convert: Annotated[
         bool, typer.Option("--convert", help="Convert an archive without partitions.")

@@ -52,12 +52,10 @@ def serve(
         typer.Option(help="File of users; each line has a name, a role and a password hash."),
     ] = None,
     auth: Annotated[
-        str | None,
-        typer.Option(help="Value for auth of `broker.asgi`, as module:name."),
+        str | None, typer.Option(help="Value for auth of `broker.asgi`, as module:name.")
     ] = None,
     insecure: Annotated[
-        bool,
-        typer.Option("--insecure", help="No authentication; serve this machine only."),
+        bool, typer.Option("--insecure", help="No authentication; serve this machine only.")
     ] = False,
     channels: Annotated[
         bool,

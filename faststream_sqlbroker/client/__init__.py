@@ -14,11 +14,4 @@ except ImportError as error:
     msg = "the client needs 'httpx', which is not installed: pip install 'sqlbroker[client]'"
     raise MissingExtraError(msg) from error
 
-__all__ = (
-    "HttpMessage",
-    "NewHttpMessage",
-    "PullConsumer",
-    "QueueClient",
-    "QueuedJob",
-    "TakenJob",
-)
+__all__ = ("HttpMessage", "NewHttpMessage", "PullConsumer", "QueueClient", "QueuedJob", "TakenJob")

@@ -11,12 +11,7 @@ from urllib.parse import quote
 import httpx
 
 from faststream_sqlbroker.client.transport import TIMEOUT, HttpClient, LeasedItem
-from faststream_sqlbroker.core.times import (
-    Duration,
-    parse_delay,
-    parse_lease,
-    parse_non_negative,
-)
+from faststream_sqlbroker.core.times import Duration, parse_delay, parse_lease, parse_non_negative
 from faststream_sqlbroker.exceptions import SetupError
 
 _LEASE_LOST = (

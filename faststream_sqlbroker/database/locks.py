@@ -12,16 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Update,
-    and_,
-    case,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, Update, and_, case, or_, select, update
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.status import HeldLock

@@ -10,15 +10,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import (
-    Connection,
-    Select,
-    and_,
-    delete,
-    literal_column,
-    or_,
-    select,
-)
+from sqlalchemy import Connection, Select, and_, delete, literal_column, or_, select
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.bulk_jobs import Job

@@ -12,16 +12,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    and_,
-    case,
-    delete,
-    null,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, and_, case, delete, null, select, update
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import NewMessage

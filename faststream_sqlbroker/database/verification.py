@@ -86,13 +86,7 @@ class Verifier(StoreSubject):
     """
 
     async def verify(
-        self,
-        after: str | None,
-        *,
-        rows: int,
-        seconds: float,
-        lease_over: float,
-        limit: int,
+        self, after: str | None, *, rows: int, seconds: float, lease_over: float, limit: int
     ) -> Verification:
         """Check the next rows of all tables, at least `rows` unless `seconds` have elapsed.
 

@@ -20,11 +20,7 @@ MAX_KEY = 255
 """Characters of a key, the size of its column."""
 
 Time = Annotated[
-    float | str,
-    Field(
-        description='Seconds, or text like "1.5h"',
-        examples=["10m", 2.5],
-    ),
+    float | str, Field(description='Seconds, or text like "1.5h"', examples=["10m", 2.5])
 ]
 
 _LEASED: dict[str, Any] = {"lease_token": "0c5e6b0e-2f0c-4b53-9d55-5fd8a3f1a0b1"}

@@ -6,12 +6,4 @@ from faststream_sqlbroker.testing.broker import TestSqlBroker
 from faststream_sqlbroker.testing.clock import VirtualClock
 from faststream_sqlbroker.testing.reports import Attempt, Drained, Published, Waiting
 
-__all__ = (
-    "Attempt",
-    "Drained",
-    "Published",
-    "TestApp",
-    "TestSqlBroker",
-    "VirtualClock",
-    "Waiting",
-)
+__all__ = ("Attempt", "Drained", "Published", "TestApp", "TestSqlBroker", "VirtualClock", "Waiting")

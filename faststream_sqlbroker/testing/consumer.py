@@ -21,12 +21,7 @@ class SteppedConsumer(QueueConsumer):
     """
 
     def __init__(
-        self,
-        pump: Any,
-        *,
-        time_passes: bool,
-        settings: SubscriberSettings,
-        **options: Any,
+        self, pump: Any, *, time_passes: bool, settings: SubscriberSettings, **options: Any
     ) -> None:
         """Create the parts; `pump` is a `Pump`, `settings` and `options` are as in `QueueConsumer`.
 

@@ -272,8 +272,7 @@ class TestDatabase:
             for reserved_id, inserted_id in ids.items():
                 for name in (table, f"{table}_outbox"):
                     await connection.exec_driver_sql(
-                        f"UPDATE {name} SET id = ? WHERE id = ?",
-                        (reserved_id, inserted_id),
+                        f"UPDATE {name} SET id = ? WHERE id = ?", (reserved_id, inserted_id)
                     )
                 await connection.exec_driver_sql(
                     f"UPDATE {table}_policy_state SET counter = ?, key = ? "
