@@ -27,6 +27,7 @@ from tests.compiled import Compiled
 from tests.compiling import compile_share
 from tests.costs import Costs
 from tests.failures import Explained, SecondChance, passes_alone
+from tests.helpers import list_of_sessions
 from tests.kept_tables import CREATING, KeptTables
 from tests.quick_tables import QuickTables
 from tools.private import CannotStartError, pgbouncer
@@ -271,7 +272,7 @@ def _end_sessions(connection: Connection, name: str, *, kept_too: bool = False) 
             f"WHERE datname = '{name}' AND backend_type = 'client backend'{ours}"
         )
         return
-    query = f"SELECT id FROM information_schema.processlist WHERE db = '{name}'"
+    query = f"SELECT id FROM {list_of_sessions(connection.dialect)} WHERE db = '{name}'"
     for session in connection.exec_driver_sql(query).scalars().all():
         with suppress(DBAPIError):  # it has just ended
             connection.exec_driver_sql(f"KILL {session}")

@@ -2,8 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Self, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 T = TypeVar("T")
 
@@ -73,3 +77,36 @@ async def eventually(
             raise AssertionError(f"not true after {timeout} seconds, last answer: {answer!r}")
         await asyncio.sleep(pause)
         pause = min(pause * 1.5, step)
+
+
+def list_of_sessions(dialect: Any) -> str:
+    """The table of MySQL's or MariaDB's sessions. MySQL 9 refuses reads of its older one while a
+    session runs a statement with bytes that are no text."""
+    kind = "information" if dialect.is_mariadb else "performance"
+    return f"{kind}_schema.processlist"
+
+
+@asynccontextmanager
+async def bytes_in_a_statement(engine: AsyncEngine) -> AsyncIterator[None]:
+    """A session of MySQL or MariaDB runs a statement with bytes that are no text, in a transaction
+    of InnoDB, until the end of the block."""
+    values = {"gate": f"gate {engine.url.database}", "body": b"\xff\xfe"}
+    async with engine.connect() as keeper, engine.connect() as other:
+        await keeper.execute(text("SELECT GET_LOCK(:gate, 600)"), values)
+        await other.execute(text("SELECT count(*) FROM message FOR UPDATE"))
+        waiting = asyncio.create_task(
+            other.execute(text("SELECT :body, GET_LOCK(:gate, 600)"), values)
+        )
+        sessions = list_of_sessions(engine.dialect)
+        waits = f"SELECT count(*) FROM {sessions} WHERE db = DATABASE() AND state = 'User lock'"
+
+        async def runs() -> bool:
+            return bool((await keeper.execute(text(waits))).scalar_one())
+
+        await eventually(runs)
+        try:
+            yield
+        finally:
+            await keeper.execute(text("SELECT RELEASE_LOCK(:gate)"), values)
+            await waiting
+            await other.rollback()

@@ -4,6 +4,7 @@ A statement about health reads the server's own views, locks nothing and returns
 rows.
 """
 
+import asyncio
 from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker.database.constants import MAX_SESSIONS
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.mysql.error_codes import NO_PROCESS
+from faststream_sqlbroker.database.mysql.error_codes import CANNOT_CONVERT, NO_PROCESS
 from faststream_sqlbroker.database.operations import DialectOperations
 from faststream_sqlbroker.schema.triggers import has_notify_trigger
 from faststream_sqlbroker.schema.types import MYSQL, is_mariadb
@@ -21,6 +22,16 @@ from faststream_sqlbroker.schema.validate import find_differences
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.core.health import DatabaseHealth, OpenTransaction
+
+
+NO_RIGHT = "all transactions (GRANT PROCESS ON *.*)"
+UNREADABLE = "all transactions, while a session runs a statement with bytes that are no text"
+HIDDEN = {NO_PROCESS: NO_RIGHT, CANNOT_CONVERT: UNREADABLE}
+"""What MySQL's errors hide, by their numbers."""
+READ_ATTEMPTS = 10
+"""Number of attempts to read the transactions of MySQL, if such a statement runs."""
+READ_PAUSE = 0.12
+"""Seconds between these attempts: InnoDB refreshes its list only if it was not read for 0.1 s."""
 
 
 class DatabaseServer:
@@ -56,7 +67,12 @@ class DatabaseServer:
             # transaction could hold back.
             return DatabaseHealth(version=f"SQLite {_format_version(connection)}")
 
-        return await self._database.run(read_server, write=False)
+        for _ in range(READ_ATTEMPTS):
+            health = await self._database.run(read_server, write=False)
+            if health.hidden != UNREADABLE:
+                break
+            await asyncio.sleep(READ_PAUSE)
+        return health
 
     async def create_tables(self) -> None:
         """Create the missing tables and indexes (for development).
@@ -145,9 +161,10 @@ def _read_mysql(connection: Connection, dialect: DialectOperations) -> "Database
         transactions = list(_iter_transactions(connection, dialect.sql["health_sessions"]))
         backlog = connection.execute(dialect.sql["health_purge"]).scalar_one_or_none()
     except DBAPIError as error:
-        if error.orig is None or error.orig.args[:1] != (NO_PROCESS,):
+        number = error.orig.args[0] if error.orig and error.orig.args else None
+        if number not in HIDDEN:
             raise
-        return DatabaseHealth(version=version, hidden="all transactions (GRANT PROCESS ON *.*)")
+        return DatabaseHealth(version=version, hidden=HIDDEN[number])
     return DatabaseHealth(
         version=version, transactions=sort_by_age(transactions), purge_backlog=backlog
     )

@@ -15,11 +15,24 @@ from pyspark_sqlbroker.horizon.base import Horizon, HorizonQuery, format_seconds
 ACCESS_DENIED = 1227
 """The server's error number for a missing privilege (ER_SPECIFIC_ACCESS_DENIED_ERROR)."""
 
+CANNOT_CONVERT = 3854
+"""The server's error number for text of another character set (ER_CANNOT_CONVERT_STRING). MySQL 9
+lists no statements while one has bytes that are not utf8mb3, whichever columns are read.
+"""
+
 MAX_REFRESH_WAIT = 5.0
-"""Seconds to wait for InnoDB to refresh its list of transactions; then the lag is used."""
+"""Seconds to wait for lists of statements and transactions; then the lag is used."""
 
 LIST_POLL_INTERVAL = 0.12
 """Seconds between two polls: InnoDB refreshes the list only if it was not read for 0.1 s."""
+
+REASONS = {
+    ACCESS_DENIED: "the user cannot see the transactions of other users (GRANT PROCESS ON *.* TO "
+    "it)",
+    CANNOT_CONVERT: "MySQL lists no statements while a session runs one with bytes that are no "
+    "text",
+}
+"""Why an error of the server makes the safety lag apply."""
 
 REPLICATION_VARIABLES_SQL = (
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_only', 'wsrep_on') AND Value = 'ON'"
@@ -67,7 +80,8 @@ def find_horizon(query: HorizonQuery) -> Horizon:
 
     A row gets the time at which its statement began, so no row can appear before that time; the
     margin is subtracted. The safety lag applies instead if the server may apply rows of other
-    servers (read_only, Galera), or if the user lacks the privilege PROCESS.
+    servers (read_only, Galera), if the user lacks the privilege PROCESS, or if MySQL lists no
+    statements for too long.
     """
     connection = query.connection
     database = query.database
@@ -79,14 +93,20 @@ def find_horizon(query: HorizonQuery) -> Horizon:
             "times"
         )
         return query.create_lagging(clock, reason)
+    deadline = time.monotonic() + min(query.max_wait, MAX_REFRESH_WAIT)
     with _use_system_time_zone(connection):
-        try:
-            return _find_by_transactions(query, clock)
-        except DBAPIError as error:
-            if error.orig is None or error.orig.args[:1] != (ACCESS_DENIED,):
-                raise
-    reason = "the user cannot see the transactions of other users (GRANT PROCESS ON *.* TO it)"
-    return query.create_lagging(clock, reason)
+        while True:
+            is_last = time.monotonic() > deadline
+            try:
+                return _find_by_transactions(query, clock)
+            except DBAPIError as error:
+                number = error.orig.args[0] if error.orig and error.orig.args else None
+                if number not in REASONS:
+                    raise
+            if is_last or number == ACCESS_DENIED:
+                return query.create_lagging(clock, REASONS[number])
+            # Such a statement is usually short. The older clock only makes the horizon earlier.
+            query.sleep(POLL_INTERVAL)
 
 
 def _find_by_transactions(query: HorizonQuery, clock: datetime) -> Horizon:

@@ -10,7 +10,7 @@ from faststream_sqlbroker import SetupError, SqlBroker
 from faststream_sqlbroker.admin import Health
 from tests.accounts import account
 from tests.faststream.conftest import QUICK, Look
-from tests.helpers import eventually
+from tests.helpers import bytes_in_a_statement, eventually
 
 pytestmark = pytest.mark.capability("`broker.admin.health`: server, rights, clocks, subscribers")
 
@@ -169,6 +169,23 @@ async def test_what_a_user_may_not_see_is_named_with_its_right(
     right = "pg_read_all_stats" if database == "postgresql" else "PROCESS"
     assert found.hidden is not None
     assert f"GRANT {right}" in found.hidden
+
+
+@pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
+async def test_bytes_in_a_statement_hide_transactions_of_mysql(
+    broker: SqlBroker, engine: AsyncEngine, database: str
+) -> None:
+    """Such as a body of bytes that another session publishes. All else is told."""
+    async with bytes_in_a_statement(engine):
+        health = await broker.admin.health(old_transaction="24h")
+    said = "all transactions, while a session runs a statement with bytes that are no text"
+    assert health.database.hidden == (said if database == "mysql" else None)
+    assert health.schema == ()
+
+    async def is_shown() -> bool:
+        return (await broker.admin.health()).database.hidden is None
+
+    await eventually(is_shown)
 
 
 async def test_an_age_that_is_none_is_refused(broker: SqlBroker) -> None:

@@ -28,7 +28,7 @@ from faststream_sqlbroker.schema.types import clock
 from pyspark_sqlbroker.load import archive_pages
 from pyspark_sqlbroker.load.columns import ARCHIVE_FIELDS
 from tests.faststream.conftest import Look, Make
-from tests.helpers import eventually
+from tests.helpers import bytes_in_a_statement, eventually
 
 pytestmark = pytest.mark.capability(
     "the archive as Arrow batches: no row behind a slow transaction is lost"
@@ -273,6 +273,26 @@ async def test_the_lag_is_used_before_the_time_of_a_statement_is_over(
         assert (await eventually(first)).column("id").to_pylist() == [1]
     assert reader.horizon is not None
     assert reader.horizon.source == "safety lag"
+
+
+@pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
+async def test_bytes_in_a_statement_fail_no_read(
+    broker: SqlBroker, look: Look, database: str
+) -> None:
+    """MySQL lists no statements until it ends: what they may write comes later."""
+    reads = Reads(broker)
+    async with look.engine.begin() as connection:
+        await settle(look, connection, 1)
+    async with bytes_in_a_statement(look.engine):
+        reader = broker.archive.read(margin=0)
+        ids = [number async for batch in reader for number in batch.column("id").to_pylist()]
+    assert reader.horizon is not None
+    if database == "mysql":
+        assert (reader.horizon.source, ids) == ("safety lag", [])
+        assert reader.horizon.detail.startswith("MySQL lists no statements while ")
+    else:
+        assert reader.horizon.source == "transactions"
+    await reads.until([1])
 
 
 @sqlite_only

@@ -5,6 +5,8 @@ NO_PROCESS = 1227
 """A right of the server is missing, such as PROCESS."""
 DENIED = frozenset({1044, 1142, 1143, NO_PROCESS, 1370})
 """A right on a database, table, column, server or routine is missing."""
+CANNOT_CONVERT = 3854
+"""MySQL 9 lists no statements while one has bytes that are not utf8mb3."""
 DUPLICATE_ENTRY = 1062
 """A unique index has the value already."""
 LOCK_WAIT_TIMEOUT = 1205

@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from tests.faults.cell import Cell
 from tests.faults.faults.fault import SERVERS, fault, some_work
 from tests.faults.history import FIRST, LAST
+from tests.helpers import list_of_sessions
 from tests.proxy import COMMIT, Proxy, proxied
 
 
@@ -24,7 +25,7 @@ async def end_sessions(cell: Cell) -> None:
             return
         own = "db = DATABASE() AND id <> CONNECTION_ID()"
         ids = await connection.execute(
-            text(f"SELECT id FROM information_schema.processlist WHERE {own}")
+            text(f"SELECT id FROM {list_of_sessions(connection.dialect)} WHERE {own}")
         )
         for session in ids.scalars().all():
             with contextlib.suppress(DBAPIError):  # it has ended by now
