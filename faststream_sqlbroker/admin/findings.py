@@ -26,6 +26,7 @@ from faststream_sqlbroker.core.overview import QueueOverview
 from faststream_sqlbroker.core.retention import ArchiveSize
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import LiveSubscriber
+from faststream_sqlbroker.core.text import pluralize
 from faststream_sqlbroker.core.times import Duration, parse_positive
 from faststream_sqlbroker.exceptions import StoreError
 
@@ -35,6 +36,8 @@ MAX_EXPLAINED_QUEUES = {"late": 100, "failing": 20}
 """Number of queues whose messages are read: late queues with policies, and failing queues."""
 MAX_UNKNOWN = 1_000
 """Maximum number of unknown outcomes to count."""
+MAX_SCHEDULES = 100_000
+"""Maximum number of schedules to check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,8 @@ class FindingsReport(
             )
         page = await self.messages(queue=queue.queue, state=MessageState.RETRYABLE, limit=1)
         for message in page.messages:
-            text = f"{finding.text}; message {message.id} after {message.attempts_count} attempts"
+            attempts = pluralize(message.attempts_count, "attempts")
+            text = f"{finding.text}; message {message.id} after {attempts}"
             return replace(finding, text=text, error=message.last_error)
         return finding
 
@@ -167,7 +171,7 @@ class FindingsReport(
         their function fails.
         """
         now = await self._store.server.read_now()
-        collector.findings += find_overdue_schedules(await self.schedules(), now)
+        collector.findings += find_overdue_schedules(await self.schedules(limit=MAX_SCHEDULES), now)
 
     async def _check_dead_letters(self, collector: "FindingCollector") -> None:
         """Find errors of the last day that have made messages fail for good."""
@@ -189,7 +193,8 @@ class FindingsReport(
         COMMIT was lost, or the handler was cut off at a stop.
         """
         if unknown := await self.unknown(limit=MAX_UNKNOWN):
-            count = "a message" if len(unknown) == 1 else f"{len(unknown)} messages"
+            at_least = "at least " if len(unknown) == MAX_UNKNOWN else ""
+            count = f"{at_least}{pluralize(len(unknown), 'messages')}"
             text = f"the handler of {count} may or may not have run"
             collector.findings.append(Finding("unknown outcomes", text))
 

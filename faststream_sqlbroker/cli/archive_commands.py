@@ -31,6 +31,7 @@ from faststream_sqlbroker.cli.shared_options import (
     Until,
     Url,
 )
+from faststream_sqlbroker.core.text import pluralize
 from faststream_sqlbroker.core.times import parse_duration
 
 
@@ -125,7 +126,7 @@ def _print_export(result: "spark.ExportResult") -> None:
     """Print the checked windows, the watermark, and files that were altered, with the remedy."""
     rows = [(window.name, window.action, f"{window.rows:,}") for window in result.windows]
     print_table(result.path, ["window", "action", "rows"], rows)
-    print_line(f"{result.rows:,} rows written")
+    print_line(f"{pluralize(result.rows, 'rows')} written")
     print_line(f"windows are closed up to {result.horizon}; {format_watermark(result.watermark)}")
     for name, problem in result.damaged.items():
         print_line(f"{name}: {problem}. Run sqlbroker archive repair to export its windows again")
@@ -194,7 +195,8 @@ def _print_prune(result: "spark.PruneResult", exported: str | None, refused_coun
         print_table(exported or "", ["window", "rows", ""], rows, full_text=True)
     for name in result.partitions:
         print_line(f"partition {name} {verb}")
-    print_line(f"{result.rows:,} rows {verb}; {refused_count} windows refused")
+    refused = f"{pluralize(refused_count, 'windows')} refused"
+    print_line(f"{pluralize(result.rows, 'rows')} {verb}; {refused}")
 
 
 def format_watermark(watermark: datetime | None) -> str:
@@ -276,11 +278,11 @@ def erase(
 def _print_erase(result: "spark.EraseResult", options: LakeOptions) -> None:
     """Print the counts of an erasure or of a dry run, and the messages that were leased."""
     verb = "would be erased" if result.dry_run else "were erased"
-    counts = f"{result.live:,} live rows, {result.archived:,} archive rows"
-    summary = f"{result.files:,} files were removed; audit record {result.audit}"
+    counts = f"{pluralize(result.live, 'live rows')}, {pluralize(result.archived, 'archive rows')}"
+    summary = f"{pluralize(result.files, 'files')} removed; audit record {result.audit}"
     print_result(
         to_json_dict(result),
-        f"{counts} and {result.lake:,} export rows {verb}",
+        f"{counts} and {pluralize(result.lake, 'export rows')} {verb}",
         *(
             f"message {message_id} is leased and is not erased: erase it with --ids "
             f"{message_id} when it has ended"

@@ -17,6 +17,7 @@ from faststream_sqlbroker.cli.output import (
     refuse_json,
     show_progress,
     to_json_dict,
+    warn_if_cut,
 )
 from faststream_sqlbroker.cli.shared_options import (
     ArchivedMessageFilter,
@@ -25,6 +26,7 @@ from faststream_sqlbroker.cli.shared_options import (
     To,
 )
 from faststream_sqlbroker.cli.target import run
+from faststream_sqlbroker.core.text import pluralize
 
 
 def dead(
@@ -37,19 +39,21 @@ def dead(
     dead_letters = run(
         context, lambda broker: broker.admin.dead_letters(limit=limit, **message_filter.filters)
     )
+    groups = dead_letters.groups
     if as_json:
-        groups = [{**to_json_dict(group), "count": group.count} for group in dead_letters.groups]
-        print_json({"groups": groups, "scanned_until": dead_letters.scanned_until})
-        return
-    columns = ["count", "fingerprint", "queues", "reason", "last", "error"]
-    print_table("Dead letters", columns, [_build_group_row(group) for group in dead_letters.groups])
-    if not dead_letters.groups:
-        warn_if_queue_is_empty(context, message_filter.queue)
-    if dead_letters.scanned_until is not None:
-        print_line(
-            f"searched messages back to {dead_letters.scanned_until:%Y-%m-%d %H:%M:%S} UTC; "
-            "older messages are not counted"
-        )
+        documents = [{**to_json_dict(group), "count": group.count} for group in groups]
+        print_json({"groups": documents, "scanned_until": dead_letters.scanned_until})
+    else:
+        columns = ["count", "fingerprint", "queues", "reason", "last", "error"]
+        print_table("Dead letters", columns, [_build_group_row(group) for group in groups])
+        if not groups:
+            warn_if_queue_is_empty(context, message_filter.queue)
+        if dead_letters.scanned_until is not None:
+            print_line(
+                f"searched messages back to {dead_letters.scanned_until:%Y-%m-%d %H:%M:%S} UTC; "
+                "older messages are not counted"
+            )
+    warn_if_cut(groups, limit)
 
 
 def _build_group_row(group: DeadLetterGroup) -> list[Any]:
@@ -98,7 +102,7 @@ def audit(
 ) -> None:
     """Show the actions of operators: who, when, how many messages, which filter."""
     jobs = run(context, lambda broker: broker.admin.audit(limit=limit, before=before))
-    show_jobs("Audit", jobs, as_json=as_json)
+    show_jobs("Audit", jobs, limit, as_json=as_json)
 
 
 def run_bulk_action(
@@ -139,7 +143,8 @@ def _show_plan(context: typer.Context, planned_job: Job, *, as_json: bool) -> No
         return
     print_table("Matching messages", ["queue", "messages"], planned_job.queues.items())
     limit_note = " (the oldest)" if planned_job.expected == planned_job.limit else ""
-    print_line(f"{planned_job.action}: {planned_job.expected} messages{limit_note}")
+    count = pluralize(planned_job.expected, "messages")
+    print_line(f"{planned_job.action}: {count}{limit_note}")
     print_line((planned_job.note or "").replace("; ", "\n"))
     if not planned_job.expected and planned_job.filters is not None:
         warn_if_queue_is_empty(context, planned_job.filters.queue)
@@ -191,14 +196,15 @@ def to_job_dict(job: Job) -> dict[str, Any]:
     return fields
 
 
-def show_jobs(title: str, jobs: list[Job], *, as_json: bool) -> None:
-    """Print jobs as a table or as JSON."""
+def show_jobs(title: str, jobs: list[Job], limit: int, *, as_json: bool) -> None:
+    """Print jobs as a table or as JSON; `limit` is the number at which the list was cut."""
     if as_json:
         print_json([to_job_dict(job) for job in jobs])
-        return
-    columns = ["id", "action", "by", "state", "expected", "done", "skipped", "failed"]
-    rows = [[getattr(job, name) for name in columns] + [_format_details(job)] for job in jobs]
-    print_table(title, [*columns, "of"], rows)
+    else:
+        columns = ["id", "action", "by", "state", "expected", "done", "skipped", "failed"]
+        rows = [[getattr(job, name) for name in columns] + [_format_details(job)] for job in jobs]
+        print_table(title, [*columns, "of"], rows)
+    warn_if_cut(jobs, limit)
 
 
 def _format_details(job: Job) -> str:

@@ -15,9 +15,11 @@ from faststream_sqlbroker.cli.output import (
 )
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.core.retention import ArchiveSize
-from faststream_sqlbroker.core.text import format_size
+from faststream_sqlbroker.core.text import format_size, pluralize
 from faststream_sqlbroker.core.times import parse_positive
 from faststream_sqlbroker.core.verification import MEANINGS, NOTES
+from faststream_sqlbroker.database.constants import MAX_SESSIONS
+from faststream_sqlbroker.database.parts.live_queues import MAX_QUEUES
 
 
 def check(
@@ -68,12 +70,14 @@ def _build_row(finding: Finding) -> Row:
 def _iter_passed_checks(report: Findings) -> Iterator[Row]:
     """Yield a row "ok" for each check without a finding, so that the user sees what was checked.
 
-    The checks of the tables' contents are omitted if tables, rights or writes have a problem,
-    because they may not have run then.
+    The checks of the tables' contents are omitted if tables, rights or writes have a problem, or
+    if a part could not be read, because they may not have run then.
     """
     health = report.health
     database = health.database
     sessions = f"{len(database.transactions)} open"
+    if len(database.transactions) >= MAX_SESSIONS:
+        sessions += " or more"
     if database.hidden is not None:
         sessions += f"; hidden: {database.hidden}"
     dead = sum(table.dead_rows for table in database.tables)
@@ -86,10 +90,12 @@ def _iter_passed_checks(report: Findings) -> Iterator[Row]:
         "transactions": sessions,
         "dead rows": f"about {dead}" if database.tables else "not reported by this database",
     }
-    if not any((health.schema, health.lacks, health.writes)):
+    failed_kinds = {finding.kind for finding in report.findings}
+    if not any((health.schema, health.lacks, health.writes, "not read" in failed_kinds)):
+        count = len(report.queues)
         passed |= {
             "rights": "complete",
-            "queues": f"{len(report.queues)} checked",
+            "queues": f"{count} checked" + (", not all" if count >= MAX_QUEUES else ""),
             "overdue schedule": "none",
             "dead letters": "none since yesterday",
             "unknown outcomes": "none",
@@ -98,7 +104,6 @@ def _iter_passed_checks(report: Findings) -> Iterator[Row]:
         if health.drained:
             # Not an issue by itself, like a pause; a queue that waits for them is reported.
             passed["drained"] = ", ".join(health.drained)
-    failed_kinds = {finding.kind for finding in report.findings}
     for subject, text in passed.items():
         if subject not in failed_kinds:
             yield "ok", subject, subject, text
@@ -171,7 +176,8 @@ def _print_verification(verification: Verification) -> None:
         for kind in sorted({n.kind for n in verification.notes}):
             print_line(f"{kind}: {NOTES[kind]}; no action is needed")
     print_line(
-        f"{verification.rows:,} rows checked" + ("" if verification.counts else ", no damage found")
+        f"{pluralize(verification.rows, 'rows')} checked"
+        + ("" if verification.counts else ", no damage found")
     )
     if verification.after is not None:
         print_line(f"not all rows were checked: continue with --after {verification.after}")

@@ -16,10 +16,11 @@ from faststream_sqlbroker.cli.output import (
     AsJson,
     PlainConsole,
     build_table,
-    print_json_line,
+    print_json,
     print_line,
     print_table,
     to_json_dict,
+    warn,
 )
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.core.times import parse_positive
@@ -48,10 +49,8 @@ def top(
         """Read and show the queues at each poll."""
         if as_json:
             async for now in _iter_polls(broker, pause, count):
-                overviews = [
-                    to_json_dict(overview) for overview in await broker.admin.queues(queue)
-                ]
-                print_json_line({"at": now, "queues": overviews})
+                overviews = await broker.admin.queues(queue)
+                print_json({"at": now, "queues": [*map(to_json_dict, overviews)]}, None)
             return
         # A terminal shows one table that changes; a file gets one table per poll.
         console = PlainConsole()
@@ -79,7 +78,8 @@ def tail(
 ) -> None:
     """Print messages as they end, in the archive's order; with --json, one document per line.
 
-    If more than 1 000 messages end between two polls, only the newest 1 000 are shown.
+    If more than 1 000 messages end between two polls, only the newest 1 000 are shown, after a
+    warning.
     """
     pause = parse_positive("interval", interval)
     lookback = timedelta(seconds=parse_positive("since", since))
@@ -98,6 +98,8 @@ def tail(
                 queue=queue, state=state, since=start, archived=True, limit=PAGE_SIZE
             )
             new_messages = [m for m in reversed(page.messages) if _get_key(m) not in seen_keys]
+            if page.after is not None and len(new_messages) == len(page.messages):
+                warn("messages that ended earlier were skipped: too many ended since the last poll")
             for message in new_messages:
                 _print_message(message, as_json=as_json)
             if page.messages:
@@ -122,7 +124,7 @@ def _get_key(message: StoredMessage) -> tuple[int, datetime]:
 def _print_message(message: StoredMessage, *, as_json: bool) -> None:
     """Print an ended message in a line, with the first line of the error."""
     if as_json:
-        print_json_line(to_message_dict(message, with_content=False))
+        print_json(to_message_dict(message, with_content=False), None)
         return
     parts: list[Any] = [
         f"{message.archived_at:%H:%M:%S}",

@@ -8,7 +8,7 @@ from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.cli.shared_options import ActionOptions, ChangeOptions
 from faststream_sqlbroker.cli.target import run, run_confirmed
 from faststream_sqlbroker.core.overview import find_similar_name
-from faststream_sqlbroker.core.text import format_value
+from faststream_sqlbroker.core.text import format_value, pluralize
 from faststream_sqlbroker.exceptions import SetupError
 
 MAX_LISTED = 100_000
@@ -105,7 +105,7 @@ def forget_unknown(
         outcomes = await admin.unknown(limit=MAX_LISTED)
         return sum(outcome.message_id in message_ids for outcome in outcomes)
 
-    question = f"remove {len(message_ids)} messages from the list"
+    question = f"remove {pluralize(len(message_ids), 'messages')} from the list"
     count = run_confirmed(
         context,
         options,
@@ -114,4 +114,5 @@ def forget_unknown(
         count_listed,
     )
     hint = "" if count == len(message_ids) else "; `sqlbroker unknown` shows the list"
-    options.print_result({"forgotten": count}, f"removed {count} messages from the list{hint}")
+    text = f"removed {pluralize(count, 'messages')} from the list{hint}"
+    options.print_result({"forgotten": count}, text)

@@ -22,7 +22,7 @@ def newest(
 ) -> None:
     """List the newest bulk actions."""
     page = run(context, lambda broker: broker.admin.audit(bulk=True, limit=limit))
-    show_jobs("Jobs", page, as_json=as_json)
+    show_jobs("Jobs", page, limit, as_json=as_json)
 
 
 def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:

@@ -24,6 +24,7 @@ from faststream_sqlbroker.cli.shared_options import (
     Url,
     UrlIfNeeded,
 )
+from faststream_sqlbroker.core.text import pluralize
 from faststream_sqlbroker.core.times import format_duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -61,14 +62,15 @@ def verify(
             until=until,
         )
     uncovered_note = "rows of the database are between the export's windows or before the first"
-    counts = f"{result.files:,} files, {result.windows:,} windows and {result.rows:,} rows"
+    units = ("files", "windows", "rows")
+    files, windows, rows = (pluralize(getattr(result, unit), unit) for unit in units)
     print_result(
         {**to_json_dict(result), "intact": result.intact},
         *_format_issues("file", result.damaged),
         *_format_issues("window", result.differing),
         *_format_issues("window", result.missing),
         *([f"{result.uncovered:,} {uncovered_note}"] if result.uncovered else []),
-        f"{counts} compared: {_format_verification(result)}",
+        f"{files}, {windows} and {rows} compared: {_format_verification(result)}",
         as_json=options.as_json,
     )
     raise typer.Exit(0 if result.intact else 1)
@@ -82,12 +84,13 @@ def _format_verification(result: "spark.VerifyResult") -> str:
     """
     if result.intact:
         return "no differences"
-    lacking = f"{len(result.missing)} windows lack rows of the database"
+    lacking = f"{pluralize(len(result.missing), 'windows')} without rows of the database"
     if not (result.damaged or result.differing):
         return lacking
     return (
-        f"{len(result.damaged)} files are damaged, {len(result.differing)} windows differ: run "
-        "sqlbroker archive repair to export them again, if the database still has their rows"
+        f"{pluralize(len(result.damaged), 'damaged files')}, "
+        f"{pluralize(len(result.differing), 'differing windows')}: run sqlbroker archive repair to "
+        "export them again, if the database still has their rows"
         f"{f'; {lacking}' if result.missing else ''}"
     )
 
@@ -100,13 +103,13 @@ def repair(url: Url, path: Lake, options: SparkOptions, source: Source = None) -
     check_folder_exists(path)
     with convert_database_errors():
         result = spark.repair_export(options.start_driver_session(url), url, path, source=source)
-    counts = f"{len(result.windows)} windows repaired, {len(result.unrepaired)} still damaged"
-    files = f"{len(result.files)} files removed from the table"
+    repaired = f"{pluralize(len(result.windows), 'windows')} repaired"
+    files = f"{pluralize(len(result.files), 'files')} removed from the table"
     print_result(
         to_json_dict(result),
-        *(f"window {name}: repaired, {rows:,} rows" for name, rows in result.windows.items()),
+        *(f"window {name}: repaired, {pluralize(n, 'rows')}" for name, n in result.windows.items()),
         *_format_issues("window", result.unrepaired),
-        f"{counts}; {files}",
+        f"{repaired}, {len(result.unrepaired)} still damaged; {files}",
         as_json=options.as_json,
     )
     raise typer.Exit(1 if result.unrepaired else 0)
@@ -166,9 +169,10 @@ def _print_status(export_status: "spark.ExportStatus") -> None:
         f"{name} {value}" for name, value in export_status.source.items() if value is not None
     )
     print_line(f"source: {source}")
-    print_line(f"{format_watermark(export_status.watermark)}; {export_status.rows:,} rows")
+    size = pluralize(export_status.rows, "rows")
+    print_line(f"{format_watermark(export_status.watermark)}; {size}")
     print_line(
-        f"{export_status.files} files, {export_status.bytes:,} bytes; "
+        f"{pluralize(export_status.files, 'files')}, {export_status.bytes:,} bytes; "
         f"table version {export_status.version}"
     )
 
@@ -180,6 +184,6 @@ def _print_freshness(lag: "spark.Freshness") -> None:
         if lag.watermark_age is None
         else f"; the watermark is {format_duration(lag.watermark_age)} old"
     )
-    rows = f"{'more than ' if lag.capped else ''}{lag.rows_behind:,}"
+    rows = f"{'more than ' if lag.capped else ''}{pluralize(lag.rows_behind, 'rows')}"
     print_line(f"windows are closed up to {lag.horizon}{age_note}")
-    print_line(f"{rows} rows of closed windows are not in the export")
+    print_line(f"not in the export: {rows} of closed windows")

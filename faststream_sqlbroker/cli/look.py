@@ -27,6 +27,7 @@ from faststream_sqlbroker.cli.output import (
     print_table,
     to_json_dict,
     warn,
+    warn_if_cut,
 )
 from faststream_sqlbroker.cli.shared_options import ArchivedMessageFilter
 from faststream_sqlbroker.cli.target import run
@@ -34,6 +35,7 @@ from faststream_sqlbroker.core.findings import find_queue_problems
 from faststream_sqlbroker.core.imports import import_object
 from faststream_sqlbroker.core.overview import Count, format_name_hint
 from faststream_sqlbroker.core.times import format_duration
+from faststream_sqlbroker.database.parts.live_queues import MAX_QUEUES
 from faststream_sqlbroker.exceptions import SetupError, StoreError
 
 HINT_TIMEOUT = 2.0
@@ -69,12 +71,13 @@ def queues(
         print_json(
             [{**to_json_dict(overview), "problem": overview.problem} for overview in overviews]
         )
-        return
-    print_table("Queues", QUEUE_COLUMNS, [build_queue_row(overview) for overview in overviews])
-    for overview in overviews:
-        for finding in find_queue_problems(overview, MAX_AGE):
-            print_line(f"{overview.queue}: {finding}")
-    if queue is not None and not overviews[0].has_messages:
+    else:
+        print_table("Queues", QUEUE_COLUMNS, [build_queue_row(overview) for overview in overviews])
+        for overview in overviews:
+            for finding in find_queue_problems(overview, MAX_AGE):
+                print_line(f"{overview.queue}: {finding}")
+    warn_if_cut(overviews, MAX_QUEUES, "name a queue to show it")
+    if not as_json and queue is not None and not overviews[0].has_messages:
         warn_if_queue_is_empty(context, queue)
 
 
@@ -317,13 +320,19 @@ def policies(
     page = run(context, lambda broker: broker.admin.policies(queue, after=after, limit=limit))
     if as_json:
         print_json([to_json_dict(queue_policies) for queue_policies in page])
-        return
+    else:
+        _print_policies(page)
+    if queue is None and len(page) == limit:
+        warn(f"there may be more queues: continue with --after {page[-1].queue}")
+    elif queue is not None and not (page or as_json):
+        print_line(f"no live subscriber of {queue} has policies")
+        warn_if_queue_is_empty(context, queue)
+
+
+def _print_policies(page: Sequence[PoliciedQueue]) -> None:
+    """Print the waits of queues, and the queues whose policies are not guaranteed."""
     columns = ["queue", "policy", "reason", "messages", "due", "until", "last until"]
-    print_table(
-        "Policies",
-        columns,
-        [row for queue_policies in page for row in _build_wait_rows(queue_policies)],
-    )
+    print_table("Policies", columns, [row for waits in page for row in _build_wait_rows(waits)])
     for queue_policies in page:
         if len(queue_policies.ways) > 1:
             policy_sets = ", ".join(queue_policies.ways)
@@ -331,12 +340,6 @@ def policies(
                 f"{queue_policies.queue}: policies are not guaranteed because subscribers differ: "
                 f"{policy_sets}"
             )
-    if queue is None:
-        if len(page) == limit:
-            print_line(f"there may be more queues: continue with --after {page[-1].queue}")
-    elif not page:
-        print_line(f"no live subscriber of {queue} has policies")
-        warn_if_queue_is_empty(context, queue)
 
 
 def _build_wait_rows(queue_policies: PoliciedQueue) -> list[list[Any]]:
@@ -362,31 +365,35 @@ def unknown(
 ) -> None:
     """List messages whose handler may or may not have run."""
     outcomes = run(context, lambda broker: broker.admin.unknown(queue, limit=limit))
-    _print_listing(
-        "Unknown outcomes", "message_id queue key started_at worker", outcomes, as_json=as_json
-    )
+    columns = "message_id queue key started_at worker"
+    _print_listing("Unknown outcomes", columns, outcomes, limit, as_json=as_json)
 
 
 def locks(context: typer.Context, limit: Limit = 100, as_json: AsJson = False) -> None:
     """List held locks."""
     held_locks = run(context, lambda broker: broker.admin.locks(limit=limit))
-    _print_listing("Locks", "key fence acquired_at held_until worker", held_locks, as_json=as_json)
+    columns = "key fence acquired_at held_until worker"
+    _print_listing("Locks", columns, held_locks, limit, as_json=as_json)
 
 
 def schedules(context: typer.Context, limit: Limit = 1_000, as_json: AsJson = False) -> None:
     """List the schedules of all processes, with their last and next fire times."""
     stored_schedules = run(context, lambda broker: broker.admin.schedules(limit=limit))
     columns = "name expression tz last_fire_at next_fire_at failures_count paused_by"
-    _print_listing("Schedules", columns, stored_schedules, as_json=as_json)
+    _print_listing("Schedules", columns, stored_schedules, limit, as_json=as_json)
 
 
-def _print_listing(title: str, columns: str, items: Sequence[Any], *, as_json: bool) -> None:
+def _print_listing(
+    title: str, columns: str, items: Sequence[Any], limit: int, *, as_json: bool
+) -> None:
     """Print items as JSON, or as a table of the attributes that `columns` names.
 
-    The names are separated by spaces, and are the titles of the table's columns.
+    The names are separated by spaces, and are the titles of the table's columns. `limit` is the
+    number at which the list was cut.
     """
     if as_json:
         print_json([to_json_dict(item) for item in items])
-        return
-    names = columns.split()
-    print_table(title, names, [[getattr(item, name) for name in names] for item in items])
+    else:
+        names = columns.split()
+        print_table(title, names, [[getattr(item, name) for name in names] for item in items])
+    warn_if_cut(items, limit)

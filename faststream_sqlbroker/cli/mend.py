@@ -22,6 +22,7 @@ from faststream_sqlbroker.cli.shared_options import (
 )
 from faststream_sqlbroker.cli.target import check_arguments, run, run_confirmed
 from faststream_sqlbroker.core.overview import find_similar_names, format_name_hint
+from faststream_sqlbroker.core.text import pluralize
 from faststream_sqlbroker.exceptions import SetupError
 
 QueueName = Annotated[str, typer.Argument(help="The queue's full name.")]
@@ -39,9 +40,8 @@ def pause(
     async def describe_queue(broker: SqlBroker) -> str:
         """Return the question, with the messages and subscribers that the pause concerns."""
         [overview] = await broker.admin.queues(queue)
-        return (
-            f"pause {queue}: {overview.ready} ready, {overview.live_subscribers} live subscribers"
-        )
+        subscribers = pluralize(overview.live_subscribers, "live subscribers")
+        return f"pause {queue}: {overview.ready} ready, {subscribers}"
 
     warn_if_queue_is_empty(context, queue)
     if not options.yes:
@@ -189,9 +189,8 @@ def release(
         f"release all messages that {worker} has leased",
         lambda a: a.release(worker, force=force, by=options.by),
     )
-    options.print_result(
-        {"worker": worker, "released": count}, f"released {count} messages of {worker}"
-    )
+    text = f"released {pluralize(count, 'messages')} of {worker}"
+    options.print_result({"worker": worker, "released": count}, text)
 
 
 WorkerName = Annotated[
@@ -289,16 +288,23 @@ def _change_messages(
         refuse_json(options.as_json)
         check_arguments(context, (lambda a: action(a, message_id) for message_id in ids))  # noqa: B023 - called at once
         _show_affected(context, ids, as_json=False)
-        options.confirm(f"{description}: {len(ids)} messages")
+        options.confirm(f"{description}: {pluralize(len(ids), 'messages')}")
+
+    repairs: list[Repair] = []
 
     # In order: each change is a transaction, and the first error ends the command.
-    async def work(broker: SqlBroker) -> list[Repair]:
-        """Change the messages one after the other, and return what happened to each."""
-        return [await action(broker.admin, message_id) for message_id in ids]
+    async def work(broker: SqlBroker) -> None:
+        """Change the messages one after the other, and keep what happened to each."""
+        for message_id in ids:
+            repairs.append(await action(broker.admin, message_id))  # noqa: PERF401 - kept at an error
 
-    repairs = run(context, work)
-    rows = [{**to_json_dict(repair), "done": repair.done} for repair in repairs]
-    options.print_result(rows, *map(str, repairs))
+    try:
+        run(context, work)
+    finally:
+        # An error does not undo the changes before it.
+        rows = [{**to_json_dict(repair), "done": repair.done} for repair in repairs]
+        if rows:
+            options.print_result(rows, *map(str, repairs))
     if not all(repair.is_accepted for repair in repairs):
         raise typer.Exit(1)
 

@@ -60,15 +60,10 @@ COLUMN_GAP = 2
 """Spaces between columns."""
 
 
-def print_json(value: Any) -> None:
-    """Print a JSON document, with ISO 8601 times and escaped bytes."""
+def print_json(value: Any, indent: int | None = 2) -> None:
+    """Print a JSON document, with ISO 8601 times and escaped bytes; None as indent: on one line."""
     # Escaped to ASCII, so that control characters of a message cannot control the terminal.
-    typer.echo(json.dumps(_to_portable_json(value), default=_convert_value, indent=2))
-
-
-def print_json_line(value: Any) -> None:
-    """Print a JSON document on a single line, and flush."""
-    typer.echo(json.dumps(_to_portable_json(value), default=_convert_value))
+    typer.echo(json.dumps(_to_portable_json(value), default=_convert_value, indent=indent))
 
 
 def print_error(text: str, kind: str, exit_code: int) -> None:
@@ -259,6 +254,12 @@ def print_line(text: str) -> None:
 def warn(text: str) -> None:
     """Print a line on stderr, outside of the output that programs read."""
     PlainConsole(stderr=True).print(text, soft_wrap=True)
+
+
+def warn_if_cut(items: Sequence[Any], limit: int, remedy: str = "raise --limit") -> None:
+    """Warn on stderr if a list has as many items as its limit, because it may lack others."""
+    if len(items) >= limit:
+        warn(f"there may be more than {limit:,}: {remedy}")
 
 
 def print_result(value: Any, *lines: str, as_json: bool) -> None:

@@ -16,7 +16,7 @@ from faststream_sqlbroker.cli.output import (
 )
 from faststream_sqlbroker.cli.session import SparkOptions, check_folder_exists, read_rows
 from faststream_sqlbroker.cli.shared_options import ArchiveTable, Queues, Since, Until, Url
-from faststream_sqlbroker.core.text import format_value
+from faststream_sqlbroker.core.text import format_value, pluralize
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 
@@ -139,7 +139,7 @@ def _confirm_and_publish(
     if not preview.messages:
         print_line("No rows to publish.")
         return
-    if not yes and not typer.confirm(f"Publish {preview.messages} messages?"):
+    if not yes and not typer.confirm(f"Publish {pluralize(preview.messages, 'messages')}?"):
         raise typer.Exit(1)
     _print_replay(spark.replay(frame, url, dry_run=False, **arguments))
 
@@ -173,7 +173,8 @@ def _print_replay(result: "ReplayResult") -> None:
         *([("redriven or completed since, skipped", result.redriven)] if result.redriven else []),
         ("payload bytes", result.bytes),
     ]
-    print_table(f"replay {result.job}: {result.rows} rows", ["queue", verb], rows)
+    title = f"replay {result.job}: {pluralize(result.rows, 'rows')}"
+    print_table(title, ["queue", verb], rows)
     if result.dry_run and result.sample:
         sample = [
             (row["id"], row["queue"], row["key"], row["bytes"], format_value(row["headers"]))

@@ -12,6 +12,7 @@ from faststream_sqlbroker.admin.filters import get_operator_name
 from faststream_sqlbroker.cli.output import AsJson, print_json, print_line, refuse_json
 from faststream_sqlbroker.cli.shared_options import ChangeOptions
 from faststream_sqlbroker.cli.target import get_target, run
+from faststream_sqlbroker.core.text import pluralize
 from faststream_sqlbroker.database.parts.audit import record_action
 from faststream_sqlbroker.database.retention import add_partition
 from faststream_sqlbroker.exceptions import SchemaError, SetupError
@@ -200,7 +201,7 @@ def partitions(
     )
     headline = ["the archive is now partitioned"] if converted else []
     result = {"converted": converted, "added": added}
-    options.print_result(result, *headline, f"{len(added)} partitions added", *added)
+    options.print_result(result, *headline, f"{pluralize(len(added), 'partitions')} added", *added)
 
 
 async def _get_partitioned_config(broker: SqlBroker, every: str | None) -> SqlBrokerSchemaConfig:

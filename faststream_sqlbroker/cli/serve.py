@@ -24,7 +24,7 @@ from faststream_sqlbroker.cli.output import print_line
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.core.channels import Channels, Queues
 from faststream_sqlbroker.core.imports import import_object
-from faststream_sqlbroker.core.text import format_value
+from faststream_sqlbroker.core.text import format_value, pluralize
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ async def _run_service(service: "ConfiguredService") -> None:
         http = service.config.http
         if http is None:
             await broker.start()
-            print_line(f"handling {len(service.config.queues)} queues")
+            print_line(f"handling {pluralize(len(service.config.queues), 'queues')}")
             await stop.wait()
         else:
             await _serve_http(service, http, broker, stop)
@@ -307,7 +307,7 @@ async def _serve_http(
     try:
         await broker.start()
         print_address(http.host, listener, tls)
-        print_line(f"handling {len(service.config.queues)} queues")
+        print_line(f"handling {pluralize(len(service.config.queues), 'queues')}")
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     finally:
         server.should_exit = True

@@ -20,7 +20,7 @@ from faststream_sqlbroker.core.status import (
     group_by_mode,
 )
 from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
-from faststream_sqlbroker.core.text import format_size
+from faststream_sqlbroker.core.text import format_size, pluralize
 from faststream_sqlbroker.core.times import format_duration
 
 MIN_FAILING = 5
@@ -220,7 +220,8 @@ def find_overdue_schedules(schedules: Iterable[Schedule], now: datetime) -> list
                 f"{format_duration((now - due).total_seconds())} ago, and has not fired"
             )
             if schedule.failures_count:
-                text += f": its function failed {schedule.failures_count} times, see the log"
+                failures = pluralize(schedule.failures_count, "times")
+                text += f": its function failed {failures}, see the log"
             elif schedule.running:
                 text += ": a process is running it"
             else:
@@ -236,13 +237,14 @@ def find_overdue_schedules(schedules: Iterable[Schedule], now: datetime) -> list
 def find_dead_letters(dead: DeadLetters, now: datetime) -> list[Finding]:
     """Return findings for the largest groups of dead letters, which share an error.
 
-    A dead letter is a message that failed for good.
+    A dead letter is a message that failed for good. Smaller groups are one more finding.
     """
     findings = []
+    at_least = "" if dead.scanned_until is None else "at least "
     for group in dead.groups[:MAX_GROUPS]:
         queues = ", ".join(group.queues)
         last_ago = format_duration((now - group.last_at).total_seconds())
-        count = "a dead letter" if group.count == 1 else f"{group.count} dead letters"
+        count = at_least + pluralize(group.count, "dead letters")
         text = (
             f"{count} since yesterday in {queues}, {group.last_hour} in the last hour, the "
             f"latest {last_ago} ago"
@@ -252,6 +254,9 @@ def find_dead_letters(dead: DeadLetters, now: datetime) -> list[Finding]:
             text += f": {reasons}"
         queue = next(iter(group.queues))
         findings.append(Finding("dead letters", text, queue, is_error=False, error=group.error))
+    if len(dead.groups) > MAX_GROUPS:
+        text = "smaller groups are not listed here: see `sqlbroker dead --since 1d`"
+        findings.append(Finding("dead letters", text, is_error=False))
     return findings
 
 

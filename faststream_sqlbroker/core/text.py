@@ -222,6 +222,11 @@ def _parse_headers(value: Any) -> dict[str, Any]:
     return loaded if isinstance(loaded, dict) else {"value": loaded}
 
 
+def pluralize(count: int, nouns: str) -> str:
+    """Return "1 message" or "1,200 messages"; `nouns` is the plural of a noun."""
+    return f"{count:,} {nouns.removesuffix('s') if count == 1 else nouns}"
+
+
 def format_size(size: float) -> str:
     """Format a number of bytes in the largest suitable unit."""
     units = ["TiB", "GiB", "MiB", "KiB", "bytes"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.core.text import pluralize
 from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 
@@ -158,8 +159,8 @@ class Outages:
         self._ended_at[kind] = now = self._clock.monotonic()
         duration = now - outage.started_at
         total = outage.counts.total()
+        failures = pluralize(total, "failures")
         counts = ", ".join(f"{name} {count}" for name, count in sorted(outage.counts.items()))
-        failures = "1 failure" if total == 1 else f"{total} failures"
         if is_stopped:
             summary = (
                 f"the {kind or outage.counts.most_common(1)[0][0]} stopped before it worked again"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.text import pluralize
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
@@ -684,6 +685,6 @@ class Pump:
             if not any(row.queue in consumer.queues for consumer in self._consumers):
                 reason = f"has been due since {until}, but no running subscriber has the queue"
         if row.attempts:
-            last_error = row.error.strip().splitlines()[0] if row.error else "without an error"
-            reason += f", after {row.attempts} attempts ({last_error})"
+            last_error = (row.error or "").strip().partition("\n")[0] or "without an error"
+            reason += f", after {pluralize(row.attempts, 'attempts')} ({last_error})"
         return Waiting(row.id, row.queue, until, row.attempts, reason)

@@ -86,14 +86,14 @@ async def test_a_canary_and_an_id_are_redriven_before_the_rest(
     canary = await shell.json("redrive", "--limit", "1", "--yes")
     assert (canary["done"], canary["limit"]) == (1, 1)
     assert [row["id"] for row in await look.rows()] == [first["id"]]
-    assert "redrive: 1 messages (the oldest)" in await shell.run(
+    assert "redrive: 1 message (the oldest)" in await shell.run(
         "redrive", "--limit", "1", "--dry-run"
     )
     wanted = str(last["id"])
     text = await shell.run("retry", wanted, "--yes", code=1)
     assert f"it is in the archive as FAILED: `redrive {wanted}` returns it to its queue" in text
     text = await shell.run("redrive", wanted, str(first["id"]), "--yes", code=1)
-    assert "redrive: 1 messages\n" in text
+    assert "redrive: 1 message\n" in text
     assert f"message {first['id']}: it is PENDING: `retry {first['id']}` makes it due" in text
     assert len(await look.rows()) == 2
     text = await shell.run("audit")

@@ -8,13 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, insert, inspect
+from sqlalchemy import delete, insert, inspect, select
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker, Throttle
 from faststream_sqlbroker.admin import (
     Admin,
     Count,
+    DeadLetterGroup,
+    DeadLetters,
     Finding,
     Findings,
     PoliciedQueue,
@@ -26,12 +28,14 @@ from faststream_sqlbroker.core import findings
 from faststream_sqlbroker.core.findings import (
     explain_late,
     find_archive_growth,
+    find_dead_letters,
     find_overdue_schedules,
     find_queue_problems,
     is_failing,
 )
 from faststream_sqlbroker.core.retention import ArchiveSize, Retention
 from faststream_sqlbroker.database import archive_growth
+from faststream_sqlbroker.database.messages.ack_first import ACK_FIRST
 from faststream_sqlbroker.exceptions import TransientStoreError
 from tests.faststream.conftest import QUICK, Look, Make
 from tests.helpers import eventually
@@ -122,7 +126,7 @@ async def test_a_storm_of_retries(broker: SqlBroker) -> None:
 
     found = await eventually(look)
     assert (found.queue, found.is_error) == ("api", True)
-    assert "after 1 attempts" in found.text
+    assert found.text.endswith("after 1 attempt")
     assert found.error is not None
     assert found.error.startswith("ConnectionError: 503 from 10.0.7.3")
 
@@ -341,8 +345,10 @@ async def test_a_token_to_take_messages_is_as_good_as_a_subscriber(
 
 
 async def test_a_schedule_that_has_not_fired(
-    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
+    broker: SqlBroker, engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also as one of thousands, whose names come before its own."""
+
     @broker.schedule("0 0 1 1 *", queue="reports", name="nightly")
     async def report() -> int:
         return 1
@@ -350,6 +356,12 @@ async def test_a_schedule_that_has_not_fired(
     await broker.start()
     await eventually(broker.admin.schedules)
     await broker.stop()
+    state = TABLES.policy_state
+    async with engine.begin() as connection:
+        result = await connection.execute(select(state).where(state.c.key == "nightly"))
+        row = dict(result.mappings().one())
+        others = [{**row, "key": f"earlier {n}"} for n in range(1_000)]
+        await connection.execute(insert(state), others)
     assert of_kind(await broker.admin.findings(), "overdue schedule") == []
     monkeypatch.setattr(findings, "SCHEDULE_LATE", timedelta(0))
     await broker.admin.run_schedule("nightly")
@@ -432,6 +444,39 @@ def test_a_throttle_excuses_only_what_it_holds(
     assert found.is_error is error
     assert found.kind == ("late" if error else "waits for policy")
     assert "until" not in found.text, "more than were read wait"
+
+
+async def test_more_unknown_outcomes_than_are_counted(
+    broker: SqlBroker, engine: AsyncEngine
+) -> None:
+    start = {"scope": f"{ACK_FIRST}q", "info": {"key": None, "worker": "w:1"}}
+    starts = [{**start, "key": str(n), "lease_expires_at": NOW} for n in range(1, 1_001)]
+    for count, said in ((1, "1 message"), (1_000, "at least 1,000 messages")):
+        async with engine.begin() as connection:
+            await connection.execute(delete(TABLES.policy_state))
+            await connection.execute(insert(TABLES.policy_state), starts[:count])
+        [found] = of_kind(await broker.admin.findings(), "unknown outcomes")
+        assert found.text == f"the handler of {said} may or may not have run"
+
+
+def test_dead_letters_that_are_not_counted_or_listed_are_told() -> None:
+    group = DeadLetterGroup(
+        fingerprint="f",
+        reasons={"max_attempts": 1},
+        queues={"q": 1},
+        first_at=NOW,
+        last_at=NOW,
+        last_hour=0,
+        newest_id=1,
+    )
+    found = find_dead_letters(DeadLetters((group,) * findings.MAX_GROUPS), NOW)
+    assert {finding.text.partition(",")[0] for finding in found} == {
+        "1 dead letter since yesterday in q"
+    }
+    found = find_dead_letters(DeadLetters((group,) * (findings.MAX_GROUPS + 1), NOW), NOW)
+    assert found[0].text.startswith("at least 1 dead letter since yesterday in q, ")
+    assert len(found) == findings.MAX_GROUPS + 1
+    assert found[-1].text.startswith("smaller groups are not listed here")
 
 
 def test_a_schedule_whose_function_runs_is_not_dead() -> None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.app import app
+from faststream_sqlbroker.schema.types import clock
 from tests.faststream.conftest import QUICK, Look
 from tests.forked import python
 from tests.helpers import eventually
@@ -136,6 +137,26 @@ async def test_tail_shows_what_is_asked_for(
     assert " orders FAILED " in failed
     assert failed.endswith("ValueError: bad")
     assert await run(database_url, *words, "--queue", "none") == ""
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_tail_says_what_it_has_skipped(
+    broker: SqlBroker, look: Look, engine: AsyncEngine, database_url: str
+) -> None:
+    """Of more ends than fit into a look only the newest are printed."""
+    await broker.create_tables()
+    words = ("tail", "--since", "1h", "--count", "2", "--interval", "20ms")
+    row = {"queue": "orders", "payload": b"x", "state": "COMPLETED"}
+    archive = look.tables.archive
+    assert archive is not None
+    times = dict.fromkeys(("created_at", "next_attempt_at", "archived_at"), clock())
+    for first, last, skipped in ((1, 1_000, 0), (1_001, 1_001, 1)):
+        async with engine.begin() as connection:
+            for number in range(first, last + 1):
+                await connection.execute(insert(archive).values(**row, **times, id=number))
+        shown = await run(database_url, *words)
+        assert shown.count("were skipped") == skipped
+        assert len(shown.splitlines()) == 1_000 + skipped
 
 
 async def test_nothing_is_told_twice_over_many_looks(

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from sqlalchemy import text, update
+from sqlalchemy import insert, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typer.testing import CliRunner
 
@@ -191,6 +191,22 @@ async def test_a_hint_that_cannot_be_read_keeps_no_command_from_its_work(
         await shell.run("messages", "--queue", "q")
     refused = await shell.result("pause", "", "--yes")
     assert isinstance(refused.exception, SetupError)
+
+
+async def test_an_error_does_not_hide_the_changes_before_it(
+    shell: Shell, broker: SqlBroker, look: Look
+) -> None:
+    """Each change is a transaction of its own, and the first error ends the command."""
+    message_id = str(await broker.publish("x", "q"))
+    other_id = str(await broker.publish("x", "q"))
+    failed = await shell.result("cancel", message_id, "no id", other_id, "--yes", "--json")
+    assert isinstance(failed.exception, SetupError)
+    assert [(each["message_id"], each["done"]) for each in json.loads(failed.stdout)] == [
+        (int(message_id), True)
+    ]
+    assert [str(row["id"]) for row in await look.rows()] == [other_id]
+    nothing = await shell.result("cancel", "no id", "--yes", "--json")
+    assert (isinstance(nothing.exception, SetupError), nothing.stdout) == (True, "")
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
@@ -390,7 +406,7 @@ async def test_a_message_is_mended_from_a_shell(
     }
     refused = await shell.run("cancel", message_id, answer="n\n", code=1)
     assert "PENDING" in refused
-    assert "cancel: 1 messages" in refused
+    assert "cancel: 1 message\n" in refused
     assert len(await look.rows()) == 1
     moved = await shell.json("move", message_id, "--to", "other", "--yes")
     assert (moved[0]["verdict"], moved[0]["done"]) == ("done", True)
@@ -616,6 +632,54 @@ async def test_check_tells_what_is_wrong_by_its_exit_code(
     assert "message_archive" in tables["text"]
     assert len(tables["text"]) > 60
     assert tables["text"] in " ".join((await shell.run("check", code=1)).split()), "not cut"
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_check_passes_nothing_that_it_could_not_read(
+    shell: Shell, broker: SqlBroker, look: Look, engine: AsyncEngine
+) -> None:
+    """SQLite takes texts of another program that are none."""
+
+    @broker.subscriber("q", **QUICK, retry_strategy=None)
+    async def handle(body: str) -> None:
+        raise KeyError(body)
+
+    await broker.start()
+    await broker.publish("x", "q")
+    await look.archived()
+    async with engine.begin() as connection:
+        await connection.exec_driver_sql(
+            "UPDATE message_archive SET last_error = CAST(x'ff' AS TEXT)"
+        )
+    said = {each["what"]: each for each in await shell.json("check", code=1)}
+    assert said["not read"]["text"].startswith("the dead letters could not be read: ")
+    assert said.keys().isdisjoint({"dead letters", "overdue schedule", "unknown outcomes"})
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_list_that_may_lack_something_says_so(
+    shell: Shell, broker: SqlBroker, engine: AsyncEngine
+) -> None:
+    """On stderr, so that programs can read the JSON."""
+    hint = "there may be more than 1: raise --limit"
+    await broker.create_tables()
+    for queue in ("a", "b"):
+        await broker.admin.pause(queue)
+    async with broker.lock("a"), broker.lock("b"):
+        for words in ("locks", "audit"):
+            assert hint in await shell.run(words, "--limit", "1")
+            listed = await shell.result(words, "--limit", "1", "--json")
+            assert len(json.loads(listed.stdout)) == 1
+            assert hint in listed.stderr
+            assert "may be more" not in await shell.run(words, "--limit", "3")
+    message = TABLES.message
+    async with engine.begin() as connection:
+        rows = [{"queue": f"q{n:03}", "payload": b"x"} for n in range(501)]
+        await connection.execute(insert(message), rows)
+    assert "there may be more than 500: name a queue" in await shell.run("queues")
+    assert "may be more" not in await shell.run("queues", "q500")
+    checked = {each["what"]: each["text"] for each in await shell.json("check", code=1)}
+    assert checked["queues"] == "502 checked, not all", "the paused are always listed"
 
 
 async def test_check_finds_what_stands_by_where_no_claim_looks(

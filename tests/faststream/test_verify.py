@@ -359,7 +359,7 @@ async def test_the_command_names_damage_and_its_exit_code_says_so(
 ) -> None:
     shell = Shell(database_url)
     await broker.publish("x", "q")
-    assert "1 rows checked, no damage found" in await shell.run("verify")
+    assert "1 row checked, no damage found" in await shell.run("verify")
     assert await shell.json("verify") == {
         "ok": True,
         "complete": True,

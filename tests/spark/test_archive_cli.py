@@ -158,7 +158,7 @@ def test_export_status_and_prune(spark: SparkSession, archive: Archive, tmp_path
         "--dry-run",
     )
     assert (dry.exit_code, archive.count()) == (1, 20)
-    assert "10 rows would be removed; 1 windows refused" in dry.output
+    assert "10 rows would be removed; 1 window refused" in dry.output
     wet = run("prune", "--exported", path, *named, SQLBROKER_URL=archive.url)
     assert (wet.exit_code, archive.count()) == (1, 10)
     assert re.search(r"2026-03-02 .* refused: 1 of its rows are not in the export", wet.output)

@@ -111,9 +111,9 @@ def test_the_command_shows_it(spark: SparkSession, archive: Archive, tmp_path: P
     assert found["horizon"] > found["watermark"]
     shown = run("status", *fresh, "--cap", "3", SQLBROKER_URL=archive.url)
     assert shown.exit_code == 0, shown.output
-    assert "more than 3 rows of closed windows are not in the export" in shown.output
+    assert "not in the export: more than 3 rows of closed windows" in shown.output
     assert (
-        "5 rows of closed windows are not in the export"
+        "not in the export: 5 rows of closed windows"
         in run("status", *fresh, SQLBROKER_URL=archive.url).output
     )
 

@@ -271,11 +271,11 @@ def test_the_commands(spark: SparkSession, archive: Archive, tmp_path: Path) -> 
     bad = run("verify", str(path))
     assert bad.exit_code == 1
     assert f"file {lake.files[0].path}: it is missing" in bad.output
-    assert "1 files are damaged, 1 windows differ" in bad.output
+    assert "1 damaged file, 1 differing window" in bad.output
     found = json.loads(run("verify", str(path), "--json").output)
     assert (found["intact"], list(found["differing"])) == (False, ["2026-03-01"])
     later = run("verify", str(path), "--since", "2026-03-02", "--until", "2026-03-03")
-    assert "1 windows and 5 rows" in later.output
+    assert "1 window and 5 rows" in later.output
     archive.execute("DELETE FROM message_archive WHERE id = 1")
     stays = run("repair", str(path), SQLBROKER_URL=archive.url)
     assert stays.exit_code == 1

@@ -546,6 +546,16 @@ async def test_direct_claims_and_locks_work(broker: SqlBroker) -> None:
         assert await br.pop("q") is None
 
 
+async def test_a_last_error_of_blanks_is_none(broker: SqlBroker) -> None:
+    async with TestSqlBroker(broker) as br:
+        await br.publish("x", "q")
+        reservation = await br.reserve("q")
+        assert reservation is not None
+        await reservation.rollback("1h", error=" \n ")
+        [waiting] = (await br.drain()).waiting
+        assert waiting.reason.endswith(", after 1 attempt (without an error)")
+
+
 # -- transactions of the test's --------------------------------------------------------------------
 
 
