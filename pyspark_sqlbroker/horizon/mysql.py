@@ -106,7 +106,7 @@ def find_horizon(query: HorizonQuery) -> Horizon:
             if is_last or number == ACCESS_DENIED:
                 return query.create_lagging(clock, REASONS[number])
             # Such a statement is usually short. The older clock only makes the horizon earlier.
-            query.sleep(POLL_INTERVAL)
+            query.sleep(LIST_POLL_INTERVAL)
 
 
 def _find_by_transactions(query: HorizonQuery, clock: datetime) -> Horizon:
