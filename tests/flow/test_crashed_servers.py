@@ -1,8 +1,9 @@
-"""Whether a handler's transaction committed before its server crashed; the server reuses the
-numbers of lost transactions."""
+"""Whether a handler's transaction committed before its server crashed or another took its place;
+both may reuse the numbers of lost transactions."""
 
 import os
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from uuid import UUID
 
 import pytest
@@ -38,7 +39,14 @@ def server() -> Iterator[tuple[str, Process]]:
 @pytest.fixture
 async def engine(server: tuple[str, Process]) -> AsyncIterator[AsyncEngine]:
     """Its sessions are new each time: those of before have ended in the crash."""
-    url = make_url(server[0])
+    async with database(server[0]) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def database(of_server: str) -> AsyncIterator[AsyncEngine]:
+    """An empty database of the server."""
+    url = make_url(of_server)
     name = "crashed"
     admin = create_engine(url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
     with admin.connect() as connection:
@@ -57,6 +65,11 @@ async def engine(server: tuple[str, Process]) -> AsyncIterator[AsyncEngine]:
 
 @pytest.fixture
 async def bench(engine: AsyncEngine) -> Bench:
+    return await create_bench(engine)
+
+
+async def create_bench(engine: AsyncEngine) -> Bench:
+    """A store over new tables."""
     store = Store(engine, build_tables(SqlBrokerSchemaConfig()))
     await store.server.create_tables()
     return Bench(store)
@@ -137,6 +150,38 @@ async def test_a_forgotten_number_that_a_renewal_has_now_was_not_committed(
     assert await bench.store.renew_free(locked.leases, LEASE) == (locked.locked_ids, set())
     assert await _xmax(engine) == int(locked.number)
     assert not await handlers.was_committed(locked)
+
+
+async def test_a_number_of_another_server_was_not_committed(
+    bench: Bench, engine: AsyncEngine, server: tuple[str, Process]
+) -> None:
+    """The other one takes its place as a promoted standby does, which has run for longer than the
+    transaction and has replayed nothing of it."""
+    with postgresql() as (url, _process):
+        async with database(url) as promoted:
+            # The handler's number must be one that the other server has yet to give.
+            while (gap := await next_number(promoted) - await next_number(engine)) > 0:
+                await use_numbers(engine, gap)
+            async with engine.connect() as connection:
+                locked = await lock(bench, connection)
+                await connection.rollback()
+            other = await create_bench(promoted)
+            await other.store.insert([NewMessage("q", b"x")])
+            while (gap := int(locked.number) + 1 - await next_number(promoted)) > 0:
+                await use_numbers(promoted, gap)
+            async with promoted.connect() as connection:
+                status = text("SELECT pg_xact_status((:number)::text::xid8)")
+                found = await connection.execute(status, {"number": locked.number})
+                assert found.scalar_one() == "committed", "the other transaction of that number"
+            assert not await other.store.handlers.was_committed(locked)
+
+
+async def use_numbers(engine: AsyncEngine, count: int) -> None:
+    """Commit so many transactions."""
+    async with engine.connect() as connection:
+        for _ in range(count):
+            await connection.execute(text("SELECT pg_current_xact_id()"))
+            await connection.commit()
 
 
 async def _xmax(engine: AsyncEngine) -> int:

@@ -6,10 +6,10 @@ ack among them would be committed without the earlier work of the handler. So th
 before the ack that the transaction is still the same. If it is not, the broker must know how it
 ended: after a rollback the message may be tried again, after a commit half of its work is done.
 
-PostgreSQL numbers its transactions and remembers how each ended, unless it crashes. On the
-other databases a savepoint after the lock proves the transaction, as it vanishes with it. There
-the rows are locked by writing a mark into them: other transactions see the mark only if it was
-committed.
+PostgreSQL numbers its transactions and remembers how each ended, unless it crashes; another server,
+such as a promoted standby, may give the same number to another transaction. On the other
+databases a savepoint after the lock proves the transaction, as it vanishes with it. There the rows
+are locked by writing a mark into them: other transactions see the mark only if it was committed.
 """
 
 from abc import ABC, abstractmethod
@@ -35,6 +35,8 @@ class HandlerLock:
     """PostgreSQL's number of the transaction."""
     locked_at: datetime | None = None
     """PostgreSQL's time of the lock."""
+    server_started_at: datetime | None = None
+    """Start of the server that gave the number; no other server knows the transaction by it."""
 
 
 class HandlerLocks(ABC):

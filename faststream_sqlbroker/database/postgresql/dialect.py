@@ -421,8 +421,8 @@ def _build_settle(settlements: Sequence[Settlement], query: Query[set[int]]) -> 
 class NumberedLocks(HandlerLocks):
     """Handler locks that are identified by the number of the transaction.
 
-    While the server runs, no two transactions get the same number. So another number proves that
-    the handler has ended the transaction with the row locks.
+    While a server runs, no two of its transactions get the same number. So another number in the
+    same session proves that the handler has ended the transaction with the row locks.
     """
 
     def __init__(self, dialect: PostgresqlDialect) -> None:
@@ -439,8 +439,8 @@ class NumberedLocks(HandlerLocks):
             "limit": format_milliseconds(idle_limit),
         }
         rows = connection.execute(self._dialect.sql["lock_numbered"], binds).all()
-        number, since = rows[0][1:3] if rows else ("", None)
-        return HandlerLock(leases, {row[0] for row in rows}, number, since)
+        proof = rows[0][1:4] if rows else ()
+        return HandlerLock(leases, {row[0] for row in rows}, *proof)
 
     def prove(self, connection: Connection, lock: HandlerLock) -> None:
         """Compare the transaction's number with the lock's.
@@ -472,8 +472,10 @@ class NumberedLocks(HandlerLocks):
     def was_committed(self, connection: Connection, lock: HandlerLock) -> bool:
         """Return True if the server reports the transaction as committed; False if unknown.
 
-        A crash of the server may give the number to another transaction. So `since`, the time of
-        the lock, and the lock left in the rows are checked, too.
+        Another server, such as a promoted standby, or this one after a crash may give the number
+        to another transaction. So the server's start, the time of the lock and the lock left in the
+        rows are checked, too.
         """
-        binds = {"number": lock.number, "since": lock.locked_at, "ids": sorted(lock.locked_ids)}
+        binds: dict[str, Any] = {"number": lock.number, "since": lock.locked_at}
+        binds |= {"started": lock.server_started_at, **build_lease_binds(lock.leases)}
         return bool(connection.execute(self._dialect.sql["was_committed"], binds).scalar_one())

@@ -1,4 +1,4 @@
-SELECT m.id, pg_current_xact_id()::text, statement_timestamp(), set_config('idle_in_transaction_session_timeout',
+SELECT m.id, pg_current_xact_id()::text, statement_timestamp(), pg_postmaster_start_time(), set_config('idle_in_transaction_session_timeout',
     CASE WHEN current_setting('idle_in_transaction_session_timeout')::interval
       BETWEEN interval '1 millisecond' AND CAST(:limit AS interval)
     THEN current_setting('idle_in_transaction_session_timeout') ELSE :limit END, true),

@@ -1,7 +1,8 @@
 -- :limit text :ids bigint[] :tokens uuid[]
 -- Begins a handler's transaction: locks the rows whose leases are still held, reads the number that
--- proves before the ack that the transaction is the same, and sets the idle limit.
-SELECT m.id, pg_current_xact_id()::text, statement_timestamp(), \
+-- proves before the ack that the transaction is the same, with the server that gave it (the start
+-- of its process), and sets the idle limit.
+SELECT m.id, pg_current_xact_id()::text, statement_timestamp(), pg_postmaster_start_time(), \
   set_config('idle_in_transaction_session_timeout',
     -- The shorter of our limit and the one that the administrator or the application has set, where
     -- 0 means none.
