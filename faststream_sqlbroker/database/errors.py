@@ -32,7 +32,11 @@ async def _find_nothing(_activities: Activities) -> Access:
     return Access("")
 
 
-class NotConnectedError(TransientStoreError):
+class UnavailableError(TransientStoreError):
+    """The server takes no writes at present, whatever they are."""
+
+
+class NotConnectedError(UnavailableError):
     """No connection could be made. Every cause counts as transient, even a refused login."""
 
 
@@ -150,7 +154,8 @@ class ErrorClasses:
         if isinstance(error, TimeoutError) and not str(error):
             return TransientStoreError(f"no answer within {self._statement_timeout} seconds")
         if getattr(error, "connection_invalidated", False) or self._is_transient(error):
-            return TransientStoreError(get_driver_message(error))
+            error_class = UnavailableError if self._is_read_only(error) else TransientStoreError
+            return error_class(get_driver_message(error))
         if isinstance(error, SQLAlchemyError):
             return (AccessError if self._is_denied(error) else StoreError)(
                 get_driver_message(error)
@@ -181,6 +186,9 @@ class ErrorClasses:
 
     def _is_denied(self, error: BaseException) -> bool:
         return any(self.dialect.is_denied(cause) for cause in _iter_causes(error))
+
+    def _is_read_only(self, error: BaseException) -> bool:
+        return any(self.dialect.is_read_only(cause) for cause in _iter_causes(error))
 
     def spoils_connection(self, error: BaseException) -> bool:
         """Return True if the connection that gave `error` must not be used again.

@@ -202,6 +202,10 @@ class DialectOperations(ClaimedRows, ABC):
     def is_denied(self, error: BaseException) -> bool:
         """Return True if a right or a table is missing; `error` is the driver's own."""
 
+    def is_read_only(self, error: BaseException) -> bool:  # noqa: ARG002
+        """Return True if the server takes no writes at present, whatever they are."""
+        return False
+
     @abstractmethod
     def spoils_connection(self, error: BaseException) -> bool:
         """Return True if the connection must not be used again.

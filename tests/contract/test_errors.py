@@ -15,6 +15,37 @@ WORDS = "busy, locked, interrupted; disk is full, disk I/O error"
 
 on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 
+OUTAGES = {
+    # A connection that broke, a rollback, a lack of resources, a standby, a limit of idle sessions,
+    # a shutdown, a crash, a start, a database that is dropped, a failed disk.
+    "postgresql": "08006 08P01 40001 53300 25006 25P03 57P01 57P02 57P03 57P04 58030",
+    # Galera: a node that is not ready, a refused COMMIT, a conflict. Read-only: by a setting, in a
+    # transaction, as a mode. Group replication: a refused COMMIT, waits for a new primary or for
+    # the group, a switch of the primary. A shutdown, offline mode. ProxySQL: no server answers.
+    "mysql": "1047 1180 1213 1290 1792 1836 1874 3100 3101 3781 3782 3783 3796 3797 3798 3799 4094 "
+    "1053 3032 4312 4313 9001 9002 9004",
+}
+OUTAGES["mariadb"] = OUTAGES["mysql"]
+"""Errors that servers, and proxies before them, send while another one takes over."""
+RAISE = {
+    "postgresql": "DO $$ BEGIN RAISE EXCEPTION 'away' USING ERRCODE = '{}'; END $$",
+    "mysql": "SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {}, MESSAGE_TEXT = 'away'",
+}
+RAISE["mariadb"] = RAISE["mysql"]
+
+
+@pytest.mark.parametrize("database", OUTAGES, indirect=True)
+async def test_a_server_that_is_replaced_is_away(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It refuses nothing for good, and the pool has nothing to say of it."""
+    kind = bench.store.dialect_name
+    for code in OUTAGES[kind].split():
+        raise_error = RAISE[kind].format(code)
+        with pytest.raises(TransientStoreError, match="away"):
+            await bench.store._database.run(lambda c, sql=raise_error: c.exec_driver_sql(sql))
+    assert caplog.records == []
+
 
 @on_sqlite
 async def test_words_of_a_message_make_no_error_a_passing_one(bench: Bench) -> None:

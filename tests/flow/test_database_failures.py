@@ -658,3 +658,35 @@ async def test_repeated_cancellation_leaves_no_task_behind(rig: Rig) -> None:
             await asyncio.sleep(pause)
             work.cancel()
     await eventually(lambda: not (asyncio.all_tasks() - before))
+
+
+@pytest.mark.parametrize("database", MYSQL, indirect=True)
+async def test_a_change_of_the_primary_is_an_outage(rig: Rig) -> None:
+    """Group replication then answers all statements with error 4094, for no fault of a batch."""
+    blocked, started = asyncio.Event(), asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        started.set()
+        await blocked.wait()
+        row.record_outcome(Ack())
+
+    consumer = rig.consumer(handle, max_fetch_interval=0.05, flush_interval=0.01)
+    await rig.put()
+    await consumer.start()
+    await started.wait()
+    for verb in ("UPDATE", "DELETE"):
+        await rig.execute(
+            f"CREATE TRIGGER blocked_{verb} BEFORE {verb} ON message FOR EACH ROW "
+            "SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 4094, MESSAGE_TEXT = 'blocked'"
+        )
+    blocked.set()
+    await eventually(lambda: consumer._flush_loop.failures > 4)
+    for verb in ("UPDATE", "DELETE"):
+        await rig.execute(f"DROP TRIGGER blocked_{verb}")
+
+    await eventually(lambda: rig.logged("the database works again"))
+    begin, end = (text for level, text in rig.logs if level >= logging.WARNING)
+    assert "failed, and tries again" in begin
+    assert "4094" in begin
+    assert "the database works again" in end
+    assert [row["state"] for row in await rig.rows(archive=True)] == ["COMPLETED"]

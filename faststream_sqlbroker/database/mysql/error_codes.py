@@ -11,53 +11,33 @@ DUPLICATE_ENTRY = 1062
 """A unique index has the value already."""
 LOCK_WAIT_TIMEOUT = 1205
 """The wait for a lock timed out; only the statement is rolled back, not its transaction."""
-TRANSIENT_CODES = frozenset(
-    {
-        1020,  # row changed since it was read (MariaDB)
-        1021,  # disk full
-        1028,  # sort aborted
-        1040,  # too many connections
-        1047,  # Galera: the node is not ready
-        1053,  # shutdown
-        1114,  # table full
-        1129,  # host blocked after failed connects
-        1152,  # connection aborted
-        1159,  # read timed out
-        1161,  # write timed out
-        1180,  # COMMIT failed; Galera: refused
-        1203,  # too many connections of this user
-        1205,  # lock wait
-        1213,  # deadlock
-        1226,  # user's resource limit
-        1290,  # read_only
-        1317,  # query interrupted
-        1684,  # table altered while its definition was read
-        1792,  # READ ONLY transaction
-        1836,  # read-only mode
-        1927,  # session killed (MariaDB)
-        1969,  # time limit (MariaDB)
-        2002,  # no connection by the socket
-        2003,  # no connection to the host
-        2006,  # connection gone
-        2013,  # connection lost in a query
-        2055,  # the same, with its cause
-        3024,  # time limit (MySQL)
-        3032,  # offline mode
-        3058,  # deadlock of user locks
-        3100,  # group replication refused the COMMIT
-        3101,  # rolled back during the COMMIT
-        3572,  # lock with NOWAIT
-        4031,  # idle for too long
-    }
-)
+READ_ONLY = frozenset({1047, 1290, 1792, 1836, 1874, *range(3781, 3784), *range(3796, 3800), 4094})
+"""The server takes no writes: read_only (1290), a READ ONLY transaction (1792), server (1836) or
+InnoDB (1874); a node of Galera that is not ready (1047); a member of a replication group that
+applies what the last primary has left (3781 to 3783), that waits for the group (3796 to 3799), or
+whose primary is being changed (4094, also for reads).
+"""
+REFUSED_BY_GROUP = 3100
+"""A replication group refused the COMMIT: this member has left it, or the write is too large."""
+SESSION_ENDED = frozenset({1053, 1152, 1159, 1161, 1927, 2006, 2013, 2055, 3032, 4031, 4312, 4313})
+"""A shutdown (1053), offline mode (3032, 4312, 4313), a session that was killed (1927) or idle for
+too long (4031), a broken connection.
+"""
+CONFLICTS = frozenset({1020, 1180, 1205, 1213, 1684, 3058, REFUSED_BY_GROUP, 3101, 3572})
+"""Another transaction changed a row (1020), made a cluster refuse the COMMIT (1180, 3101), held a
+lock for too long (1205, 3572), was in a deadlock (1213, 3058), altered a table (1684).
+"""
+EXHAUSTED = frozenset({1021, 1028, 1040, 1114, 1129, 1203, 1226, 1317, 1969, 3024})
+"""A limit: a full disk or table (1021, 1028, 1114), too many connections (1040, 1129, 1203), other
+resources of the user (1226), time (1969, 3024), or an administrator who ended the query (1317).
+"""
+UNREACHABLE = frozenset({2002, 2003, 9001, 9002, 9004})
+"""No connection, also of ProxySQL to any server of the group (9001, 9002, 9004)."""
+TRANSIENT_CODES = READ_ONLY | SESSION_ENDED | CONFLICTS | EXHAUSTED | UNREACHABLE
 """Errors after which the same transaction may succeed."""
-SESSION_ENDED = frozenset({1053, 1152, 1159, 1161, 1927, 2006, 2013, 2055, 3032, 4031})
-"""Shutdown, offline mode, a session that was killed or idle for too long, a broken connection."""
-READ_ONLY = frozenset({1047, 1290, 1792, 1836, 3100})
-"""read_only, a READ ONLY session or server, a cluster's node that is not ready or has left."""
 PACKET_TOO_LARGE = 1153
 """The server ends the session, but has not read the statement."""
-SPOILING = READ_ONLY | SESSION_ENDED | {PACKET_TOO_LARGE}
+SPOILING = READ_ONLY | SESSION_ENDED | {PACKET_TOO_LARGE, REFUSED_BY_GROUP}
 """Errors after which the connection must not be used again."""
 
 _DRIVERS = frozenset({"aiomysql", "pymysql", "asyncmy"})
@@ -91,6 +71,10 @@ class MysqlErrors:
     def ends_session(self, error: BaseException) -> bool:
         """Return True if the server ended the session, by number."""
         return _get_error_number(error) in SESSION_ENDED
+
+    def is_read_only(self, error: BaseException) -> bool:
+        """Return True if the server takes no writes at present, by number."""
+        return _get_error_number(error) in READ_ONLY
 
     def spoils_connection(self, error: BaseException) -> bool:
         """Return True if the connection must not be used again, by number.

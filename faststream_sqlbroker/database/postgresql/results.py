@@ -190,13 +190,17 @@ class PostgresqlErrors:
         code = _get_sqlstate(error)
         return code[:2] == "08" or code in _SESSION_ENDED
 
+    def is_read_only(self, error: BaseException) -> bool:
+        """Return True on a standby, and under default_transaction_read_only, by SQLSTATE."""
+        return _get_sqlstate(error) == _READ_ONLY
+
     def spoils_connection(self, error: BaseException) -> bool:
         """Return True if the session has ended or is read-only, by SQLSTATE.
 
         The session of a standby stays read-only, as does that of a server set to
         default_transaction_read_only.
         """
-        return _get_sqlstate(error) == _READ_ONLY or self.ends_session(error)
+        return self.is_read_only(error) or self.ends_session(error)
 
 
 def _get_sqlstate(error: BaseException) -> str:

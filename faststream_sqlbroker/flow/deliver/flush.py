@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.clock import Timer
 from faststream_sqlbroker.core.rows import Settlement
-from faststream_sqlbroker.database.errors import NotConnectedError
+from faststream_sqlbroker.database.errors import UnavailableError
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.outcome_states import (
@@ -198,7 +198,7 @@ class Flusher:
         not wait for it. While nothing else can be written, one quarantined batch is enough to find
         out.
         """
-        if not isinstance(error, TransientStoreError) or isinstance(error, NotConnectedError):
+        if not isinstance(error, TransientStoreError) or isinstance(error, UnavailableError):
             return False
         self._failures += 1
         settled = self._inflight.settled_count
