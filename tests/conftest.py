@@ -29,6 +29,7 @@ from tests.costs import Costs
 from tests.failures import Explained, SecondChance, passes_alone
 from tests.helpers import list_of_sessions
 from tests.kept_tables import CREATING, KeptTables
+from tests.known_types import keep_types
 from tests.quick_tables import QuickTables
 from tools.private import CannotStartError, pgbouncer
 from tools.servers import VARIABLES, NoServerError, own_server, server
@@ -39,6 +40,7 @@ settings.register_profile(
     "ours", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ours")
+keep_types()
 
 DRIVERS = {
     "sqlite": "aiosqlite",

@@ -9,6 +9,7 @@ from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.subscriber.pipeline import fingerprints
 from faststream_sqlbroker.subscriber.pipeline.fingerprints import KNOWN
 from tests import garbage, quick_tables
+from tests.known_types import keep_types
 
 PARTS = ("adapter", "broker", "core", "database", "flow", "publisher", "subscriber")
 """Packages whose modules are imported late, where a process uses them; most of its start would be
@@ -25,6 +26,7 @@ for part in PARTS:
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
 quick_tables.keep_built()
+keep_types()
 for url in URLS:
     # Never started: it connects to nothing.
     ready = SqlBroker(create_async_engine(url), logger=None)
