@@ -19,6 +19,9 @@ APART = (
 )
 """Files of such folders that need no session."""
 
+UNKNOWN = 600.0
+"""Seconds that a file is taken to need until its time is recorded: it begins early."""
+
 ROOT = Path(__file__).parent.parent
 TIMES = ROOT / "tests" / "times.json"
 """The seconds that each file took: `just record-times` writes it."""
@@ -37,14 +40,15 @@ def order(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
     What begins late is short then, so that all processes end at about the same time.
     """
+    known = recorded()
     seconds: Counter[str] = Counter()
-    for file, taken in recorded().items():
-        seconds[scope(file)] += taken
+    for file in dict.fromkeys(item.nodeid.partition("::")[0] for item in items):
+        seconds[scope(file)] += known.get(file, UNKNOWN)
     return sorted(items, key=lambda item: -seconds[scope(item.nodeid)])
 
 
 def recorded() -> dict[str, float]:
-    """Seconds by file, as they were recorded; a new file has none."""
+    """Seconds by file, as they were recorded; a new file is not among them."""
     times: dict[str, float] = json.loads(TIMES.read_text())
     return times
 
