@@ -1,12 +1,14 @@
 """Every Python block of the documentation runs and prints the text below it."""
 
 import ast
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,30 @@ DOCS = ROOT / "docs"
 NOTEBOOK = "<!-- one notebook -->"
 """First line of a page whose blocks are the cells of one program."""
 BLOCK = re.compile(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)
+
+
+ONE_BY_ONE = """
+import contextlib, io, json, shutil, sys, traceback
+from pathlib import Path
+from pyspark.sql import SparkSession
+
+results = []
+for code in json.load(sys.stdin):
+    for path in Path().iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    output, error = io.StringIO(), ""
+    try:
+        with contextlib.redirect_stdout(output):
+            exec(compile(code, "<page>", "exec"), {"__name__": "__main__"})
+    except Exception:
+        error = traceback.format_exc()
+    if session := SparkSession.getActiveSession():
+        session.stop()
+    results.append((output.getvalue(), error))
+json.dump(results, sys.stdout)
+"""
+"""Runs programs in the folder that Java began in. Each finds it empty, and starts a session of its
+own; Java starts once."""
 
 
 def blocks() -> list[tuple[str, str, str]]:
@@ -38,26 +64,45 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
-@pytest.mark.timeout(900)  # a Java of its own, on a machine that may be busy
-@pytest.mark.parametrize(
-    ("code", "output"), [b[1:] for b in blocks()], ids=[b[0] for b in blocks()]
-)
+def programs(*, spark: bool) -> list[Any]:
+    """Parameters: the blocks with or without Spark."""
+    found = [block for block in blocks() if ("build_session" in block[1]) is spark]
+    return [pytest.param(code, output, id=name) for name, code, output in found]
+
+
+@pytest.mark.parametrize(("code", "output"), programs(spark=False))
 def test_a_block_prints_what_the_page_says(tmp_path: Path, code: str, output: str) -> None:
     assert output, "a block without its output cannot fail"
-    if "build_session" in code:
-        need_spark("sqlite")
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=tmp_path,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-    else:
-        done = forked.finished("-c", code, folder=tmp_path, env=environment())
+    done = forked.finished("-c", code, folder=tmp_path, env=environment())
     assert (done.returncode, done.stdout) == (0, output), done.stderr
+
+
+@pytest.fixture(scope="module")
+def of_spark(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What each block with Spark has printed, and its error."""
+    need_spark("sqlite")
+    codes = [program.values[0] for program in programs(spark=True)]
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_BY_ONE],
+        input=json.dumps(codes),
+        cwd=tmp_path_factory.mktemp("pages"),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(zip(codes, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.timeout(900)  # a Java of its own, on a machine that may be busy
+@pytest.mark.parametrize(("code", "output"), programs(spark=True))
+def test_a_block_with_spark_prints_what_the_page_says(
+    of_spark: dict[str, list[str]], code: str, output: str
+) -> None:
+    assert output, "a block without its output cannot fail"
+    assert of_spark[code] == [output, ""]
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda p: str(p.relative_to(DOCS)))
