@@ -257,7 +257,7 @@ async def test_the_rehearsal_changes_nothing_and_waits_for_no_row(
         locks = "" if engine.dialect.name == "sqlite" else " FOR UPDATE"
         for table in tables:
             await other.execute(text(f"SELECT * FROM {table}{locks}"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             access = await broker._store.access.find_missing_rights(frozenset(Activity))
     assert not access.missing
     assert await rows() == before
