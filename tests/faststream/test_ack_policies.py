@@ -91,7 +91,7 @@ async def test_a_handler_that_raises_ends_as_the_policy_says(broker: SqlBroker, 
     assert ended == {policy.value: (state, 1) for policy, state in states.items()}
 
 
-@pytest.mark.parametrize("options", [{}, {"ack_policy": AckPolicy.NACK_ON_ERROR}], ids=repr)
+@on_each("options", [{}], [{"ack_policy": AckPolicy.NACK_ON_ERROR}])
 async def test_nack_on_error_is_the_default(
     broker: SqlBroker, look: Look, options: dict[str, Any]
 ) -> None:
@@ -103,6 +103,7 @@ async def test_nack_on_error_is_the_default(
     assert row["lease_token"] is None
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_the_brokers_policy_is_the_default(engine: AsyncEngine, look: Look) -> None:
     broker = SqlBroker(engine, logger=None, ack_policy=AckPolicy.REJECT_ON_ERROR)
     await broker.create_tables()
@@ -143,7 +144,7 @@ async def test_the_error_of_a_middleware_is_the_messages(
     await broker.stop()
 
 
-@pytest.mark.parametrize("strategy", [None, NoRetryStrategy()], ids=repr)
+@on_each("strategy", [None], [NoRetryStrategy()])
 async def test_without_a_strategy_a_failure_is_final(
     broker: SqlBroker, look: Look, strategy: Any
 ) -> None:
@@ -152,6 +153,7 @@ async def test_without_a_strategy_a_failure_is_final(
     assert (row["state"], row["attempts_count"]) == ("FAILED", 1)
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_manual_without_a_call_is_an_error(
     broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
@@ -229,17 +231,20 @@ async def raise_nack(message: Any) -> None:
         raise NackMessage(delay=7200) from error
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_raising_ack_message_acks(broker: SqlBroker, look: Look) -> None:
     await run(broker, raise_ack)
     assert (await look.archived())[0]["state"] == "COMPLETED"
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_raising_reject_message_rejects(broker: SqlBroker, look: Look) -> None:
     await run(broker, raise_reject)
     [row] = await look.archived()
     assert (row["state"], row["reason"], row["last_error"]) == ("FAILED", "no", None)
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_raising_nack_message_nacks(broker: SqlBroker, look: Look) -> None:
     await run(broker, raise_nack)
     row = await look.in_state("RETRYABLE")
@@ -251,7 +256,7 @@ async def raise_skip(message: Any) -> None:
     raise SkipMessage
 
 
-@pytest.mark.parametrize("mode", ["plain", "batch", "transactional", "ordered", "once"])
+@on_each("mode", ["plain", "transactional"], ["batch", "ordered", "once"])
 async def test_raising_skip_message_acks_with_a_reason(
     broker: SqlBroker, look: Look, mode: str, heard: Heard
 ) -> None:
@@ -332,6 +337,7 @@ async def test_a_test_broker_does_not_raise_what_skips_a_message(
         assert message.reason == "skipped"
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_a_reject_stores_the_error_that_it_is_given(broker: SqlBroker, look: Look) -> None:
     async def act(message: Any) -> None:
         with pytest.raises(SetupError, match="error must be an exception or None, got 'no'"):

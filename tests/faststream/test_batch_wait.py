@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from faststream_sqlbroker import Concurrency, SqlBroker, Throttle
 from tests.clock import VirtualTime
-from tests.faststream.conftest import QUICK, Look
+from tests.faststream.conftest import QUICK, Look, on_each
 from tests.helpers import eventually
 
 LONG = 500.0
@@ -46,9 +46,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "ordered": {"ordered": True},
     "a claim for each": {"fetch_batch_size": 3, "max_not_processed_factor": 1.0},
 }
+OF_THIS_PROCESS = ["several workers", "a claim for each"]
+"""Those that change nothing of what the database does."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@on_each(
+    "kind",
+    [kind for kind in KINDS if kind not in OF_THIS_PROCESS],
+    OF_THIS_PROCESS,
+)
 async def test_a_batch_starts_when_it_is_full(broker: SqlBroker, look: Look, kind: str) -> None:
     """And not before: each message is claimed by itself, and waits for the others."""
     got = subscribe(broker, batch_max_records=3, **KINDS[kind])

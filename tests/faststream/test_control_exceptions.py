@@ -162,6 +162,7 @@ async def test_a_message_postponed_often_is_handled_at_last(broker: SqlBroker, l
     )
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_the_cause_of_a_postponement_is_kept(broker: SqlBroker, look: Look) -> None:
     async def act(message: Any) -> None:
         try:
@@ -174,6 +175,7 @@ async def test_the_cause_of_a_postponement_is_kept(broker: SqlBroker, look: Look
     assert "ConnectionError: the backend is down" in row["last_error"]
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_the_first_outcome_counts(broker: SqlBroker, look: Look) -> None:
     async def act(message: Any) -> None:
         await message.reject(reason="first")
@@ -186,6 +188,7 @@ async def test_the_first_outcome_counts(broker: SqlBroker, look: Look) -> None:
     assert (row["state"], row["reason"]) == ("FAILED", "first")
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_wrong_arguments_are_the_handlers_error(broker: SqlBroker, look: Look) -> None:
     async def act(message: Any) -> None:
         for wrong in (message.postpone("soon"), message.move_to(""), message.extend_lease(0)):
@@ -332,6 +335,7 @@ async def test_the_archive_holds_the_changed_body(broker: SqlBroker, look: Look)
     assert (bytes(row["payload"]), row["state"]) == (b"y", "COMPLETED")
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_a_body_that_cannot_be_encoded_is_a_failure(
     broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
@@ -357,6 +361,7 @@ async def retryable(look: Look, count: int) -> list[dict[str, Any]]:
     return await eventually(done)
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_a_handler_may_decide_otherwise_when_a_body_cannot_be_encoded(
     broker: SqlBroker, look: Look
 ) -> None:
@@ -528,6 +533,7 @@ async def test_a_postponed_batch(broker: SqlBroker, look: Look, heard: Heard) ->
 # -- ACK_FIRST, RetryPossible ----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_under_ack_first_the_message_is_gone(
     broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
@@ -554,6 +560,7 @@ async def test_under_ack_first_the_message_is_gone(
         assert "acked the message before its handler started" in line
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_under_ack_first_the_methods_are_refused(broker: SqlBroker, look: Look) -> None:
     refused = 0
 

@@ -12,7 +12,7 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.flow import debug_log
 from faststream_sqlbroker.flow.debug_log import DebugLog, PerMinuteLimit
-from tests.faststream.conftest import QUICK, Heard, Look, Make
+from tests.faststream.conftest import QUICK, Heard, Look, Make, on_each
 from tests.helpers import eventually
 from tests.http.conftest import on_sqlite
 
@@ -33,7 +33,7 @@ def in_order(texts: list[str], parts: list[str]) -> bool:
     return all(any(part in text for text in rest) for part in parts)
 
 
-@pytest.mark.parametrize("pipeline", ["", "generic"])
+@on_each("pipeline", [""], ["generic"])
 async def test_p14_one_message_is_told_at_each_step(
     make: Make,
     broker: SqlBroker,

@@ -17,7 +17,7 @@ from faststream_sqlbroker import (
     SqlBroker,
     Throttle,
 )
-from tests.faststream.conftest import QUICK, Look
+from tests.faststream.conftest import KINDS, QUICK, Look
 from tests.helpers import eventually
 
 REFUSED = "SqlProducer.*run_coroutine_threadsafe"
@@ -57,6 +57,10 @@ WAYS: dict[str, Way] = {
     "stop": lambda broker: broker.stop(),
 }
 
+EVERYWHERE = ("publish", "publish with a connection", "pop", "start")
+OF_TWO_DRIVERS = ("sqlite", "postgresql")
+"""PostgreSQL's statements have a way of their own to the driver; the other databases share one."""
+
 
 def in_own_loop(way: Way, broker: SqlBroker) -> None:
     """As synchronous code might do it."""
@@ -67,7 +71,15 @@ def in_own_loop(way: Way, broker: SqlBroker) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize(
+    ("way", "database"),
+    [
+        pytest.param(way, kind, id=f"{name}-{kind}")
+        for name, way in WAYS.items()
+        for kind in (KINDS if name in EVERYWHERE else OF_TWO_DRIVERS)
+    ],
+    indirect=["database"],
+)
 async def test_every_way_in_refuses_a_second_event_loop(
     broker: SqlBroker, look: Look, way: Way
 ) -> None:

@@ -19,7 +19,7 @@ from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.fastapi import SqlBrokerRouter as FastAPIRouter
 from faststream_sqlbroker.flow.threads import run_in_thread
 from faststream_sqlbroker.subscriber.pipeline.fingerprints import VARIABLE
-from tests.faststream.conftest import QUICK, Heard, Look, Make
+from tests.faststream.conftest import QUICK, Heard, Look, Make, on_each
 from tests.helpers import eventually
 
 ONCE: Any = {**QUICK, "retry_strategy": None}
@@ -121,6 +121,7 @@ PIPELINES = pytest.mark.parametrize("pipeline", ["compiled", "generic"])
 
 
 @PIPELINES
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_the_failure_of_what_is_returned_is_the_handlers(
     pipeline: str, broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,9 +324,10 @@ class Crowd:
 
 
 # FastDepends, which the generic pipeline uses, runs dependencies in anyio's threads.
-@pytest.mark.parametrize(
-    ("waits", "pipeline"),
-    [("handler", "compiled"), ("handler", "generic"), ("dependency", "compiled")],
+@on_each(
+    "waits, pipeline",
+    [("handler", "compiled")],
+    [("handler", "generic"), ("dependency", "compiled")],
 )
 async def test_each_worker_has_a_thread(
     waits: str, pipeline: str, broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
@@ -427,7 +429,7 @@ class InOtherTasks(BaseMiddleware):
         return await asyncio.create_task(call_next(msg))
 
 
-@pytest.mark.parametrize("where", ["handler", "handler in another task", "dependency"])
+@on_each("where", ["handler"], ["handler in another task", "dependency"])
 async def test_what_a_thread_works_on_is_not_given_back(
     broker: SqlBroker, look: Look, heard: Heard, where: str
 ) -> None:

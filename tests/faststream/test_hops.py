@@ -117,6 +117,7 @@ async def test_a_move_by_a_handler_resets_the_hops(broker: SqlBroker, look: Look
     assert (row["state"], row["hops"]) == ("COMPLETED", 1)
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_a_message_that_stays_keeps_its_hops(broker: SqlBroker, look: Look) -> None:
     @broker.subscriber("b", **QUICK)
     async def handle(message: SqlBrokerMessage) -> None:

@@ -16,7 +16,7 @@ from faststream_sqlbroker import (
     SqlBrokerMessage,
     SqlBrokerRouter,
 )
-from tests.faststream.conftest import QUICK, Heard, Look
+from tests.faststream.conftest import QUICK, Heard, Look, on_each
 
 SOON = {"delay_seconds": 0.02, "max_attempts": 3}
 BROKEN = b"{"
@@ -32,7 +32,7 @@ class Order(BaseModel):
 # -- by the class of the error ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"batch": True}, {"transactional": True}], ids=str)
+@on_each("options", [{}], [{"batch": True}, {"transactional": True}])
 async def test_an_error_that_is_not_worth_a_retry_fails_at_once(
     broker: SqlBroker, look: Look, options: dict[str, Any]
 ) -> None:
@@ -52,6 +52,7 @@ async def test_an_error_that_is_not_worth_a_retry_fails_at_once(
     assert len(runs) == 1
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_other_errors_are_retried_up_to_the_limit(broker: SqlBroker, look: Look) -> None:
     @broker.subscriber(
         "q", **QUICK, retry_strategy=ConstantRetryStrategy(**SOON, retry_on=ConnectionError)
@@ -66,6 +67,7 @@ async def test_other_errors_are_retried_up_to_the_limit(broker: SqlBroker, look:
     assert row["reason"] != "not_retried"
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_a_handler_that_asks_for_a_retry_gets_it(broker: SqlBroker, look: Look) -> None:
     strategy = ConstantRetryStrategy(**SOON, no_retry_on=ValueError)
 
@@ -87,6 +89,7 @@ async def test_a_handler_that_asks_for_a_retry_gets_it(broker: SqlBroker, look: 
     assert (row["state"], row["attempts_count"]) == ("COMPLETED", 3)
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_a_nack_while_an_error_is_handled_is_asked_about(
     broker: SqlBroker, look: Look
 ) -> None:
@@ -105,6 +108,7 @@ async def test_a_nack_while_an_error_is_handled_is_asked_about(
     assert (row["state"], row["reason"]) == ("FAILED", "not_retried")
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_a_reservation_is_asked_about(broker: SqlBroker, look: Look) -> None:
     await broker.publish("x", "q")
     reserved = await broker.reserve(
@@ -210,6 +214,7 @@ async def test_a_policy_that_always_acks_acks_an_invalid_body(
     assert row["state"] == "COMPLETED"
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_an_invalid_body_goes_to_the_dead_letter_queue(broker: SqlBroker, look: Look) -> None:
     @broker.subscriber("q", **QUICK, dead_letter_queue="dead")
     async def handle(order: Order) -> None: ...
