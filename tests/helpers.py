@@ -103,7 +103,8 @@ async def bytes_in_a_statement(engine: AsyncEngine) -> AsyncIterator[None]:
         async def runs() -> bool:
             return bool((await keeper.execute(text(waits))).scalar_one())
 
-        await eventually(runs)
+        check: Callable[[], Awaitable[bool]] = runs
+        await eventually(check)
         try:
             yield
         finally:

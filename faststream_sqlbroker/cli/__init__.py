@@ -45,10 +45,9 @@ def main() -> None:
             from faststream_sqlbroker.cli.output import print_error  # noqa: PLC0415 - as above
 
             print_error(getattr(error, "format_message", error.__str__)(), type(error).__name__, 2)
-        elif isinstance(error, SqlBrokerError):
-            sys.stderr.write(f"error: {error}\n")
         else:
-            error.show()
+            message = f"error: {error}\n"
+            getattr(error, "show", lambda: sys.stderr.write(message))()
         sys.exit(2)
 
 

@@ -75,9 +75,8 @@ def _iter_passed_checks(report: Findings) -> Iterator[Row]:
     """
     health = report.health
     database = health.database
-    sessions = f"{len(database.transactions)} open"
-    if len(database.transactions) >= MAX_SESSIONS:
-        sessions += " or more"
+    count = len(database.transactions)
+    sessions = f"{count} open{_mark_limit(count, MAX_SESSIONS, ' or more')}"
     if database.hidden is not None:
         sessions += f"; hidden: {database.hidden}"
     dead = sum(table.dead_rows for table in database.tables)
@@ -95,7 +94,7 @@ def _iter_passed_checks(report: Findings) -> Iterator[Row]:
         count = len(report.queues)
         passed |= {
             "rights": "complete",
-            "queues": f"{count} checked" + (", not all" if count >= MAX_QUEUES else ""),
+            "queues": f"{count} checked{_mark_limit(count, MAX_QUEUES, ', not all')}",
             "overdue schedule": "none",
             "dead letters": "none since yesterday",
             "unknown outcomes": "none",
@@ -107,6 +106,11 @@ def _iter_passed_checks(report: Findings) -> Iterator[Row]:
     for subject, text in passed.items():
         if subject not in failed_kinds:
             yield "ok", subject, subject, text
+
+
+def _mark_limit(count: int, limit: int, mark: str) -> str:
+    """Return `mark` if a list of `count` items may have been cut at `limit`, else nothing."""
+    return mark if count >= limit else ""
 
 
 def _format_archive_growth(archive: ArchiveSize | None) -> dict[str, str]:
