@@ -286,7 +286,7 @@ app = typer.Typer(
 
 
 def has_json_option(args: list[str]) -> bool:
-    """Return True if `args` have the option `--json`, which may also be the value of another one.
+    """Return True if `args` have the option `--json`, and not only a value `--json`.
 
     An unknown command has unknown options, so there any `--json` counts.
     """

@@ -294,7 +294,7 @@ def _change_messages(
 
     # In order: each change is a transaction, and the first error ends the command.
     async def work(broker: SqlBroker) -> None:
-        """Change the messages one after the other, and keep what happened to each."""
+        """Change the messages in turn, and keep what happened to each."""
         for message_id in ids:
             repairs.append(await action(broker.admin, message_id))  # noqa: PERF401 - kept at an error
 

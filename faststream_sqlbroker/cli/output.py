@@ -257,7 +257,7 @@ def warn(text: str) -> None:
 
 
 def warn_if_cut(items: Sequence[Any], limit: int, remedy: str = "raise --limit") -> None:
-    """Warn on stderr if a list has as many items as its limit, because it may lack others."""
+    """Warn on stderr if a list has as many items as its limit, and so may be cut."""
     if len(items) >= limit:
         warn(f"there may be more than {limit:,}: {remedy}")
 

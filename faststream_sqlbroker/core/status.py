@@ -92,7 +92,7 @@ class LiveSubscriber:
 
 
 def find_holder(subscribers: Iterable[LiveSubscriber], lease_token: UUID | None) -> str | None:
-    """Return the name of the subscriber that was given the lease; None if it is not listed."""
+    """Return the name of the subscriber that was given the lease, or None."""
     return next((s.worker for s in subscribers if s.holds(lease_token)), None)
 
 

@@ -248,7 +248,7 @@ class Database:
 
 
 class StoreSubject:
-    """The operations of one subject of the store; each runs transactions of the database."""
+    """The operations of a subject of the store, such as locks or schedules."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -33,7 +33,7 @@ async def _find_nothing(_activities: Activities) -> Access:
 
 
 class UnavailableError(TransientStoreError):
-    """The server takes no writes at present, whatever they are."""
+    """The server takes no writes at all at present."""
 
 
 class NotConnectedError(UnavailableError):

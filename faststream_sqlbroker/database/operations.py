@@ -203,7 +203,7 @@ class DialectOperations(ClaimedRows, ABC):
         """Return True if a right or a table is missing; `error` is the driver's own."""
 
     def is_read_only(self, error: BaseException) -> bool:  # noqa: ARG002
-        """Return True if the server takes no writes at present, whatever they are."""
+        """Return True if the server takes no writes at all at present."""
         return False
 
     @abstractmethod

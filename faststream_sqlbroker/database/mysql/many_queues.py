@@ -82,7 +82,7 @@ class PairsClaim:
         ]
 
     def _skip_suspects(self, name: str, binds: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return the statement and its binds, of the variant that skips suspects if required.
+        """Return the statement that skips suspects if required, and its binds.
 
         A suspect may have killed its process, and must run alone. A rule with `report` lets the
         statement return suspects, so that the claim can report them.

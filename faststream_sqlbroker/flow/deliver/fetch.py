@@ -340,7 +340,7 @@ class Fetcher:
                 self._inflight.signals.scans_slow()
 
     def _add_suspects(self, suspects: Mapping[int, Suspect], now: float) -> None:
-        """Note the `suspects` of a claim, which run alone later; log those that are new.
+        """Note the `suspects` of a claim, which run alone later; log new suspects.
 
         A suspect is a message that may have killed its process. Other messages wait for it, too.
         """

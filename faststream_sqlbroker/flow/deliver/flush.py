@@ -170,7 +170,7 @@ class Flusher:
         return locked_count < size
 
     def _report_locked(self, parts: Sequence[Settlement]) -> None:
-        """Log outcomes that have waited for locked rows; `parts` are those of the last flush.
+        """Log outcomes that have waited for locked rows: `parts`, of the last flush.
 
         Another transaction may lock rows for long, and no statement fails because of that.
         """
