@@ -134,6 +134,7 @@ class QueueConsumer:
         self.inflight = inflight = Inflight(log, clock, signals, self._metrics)
         inflight.debug = self._debug
         inflight.rules = self._rules
+        inflight.outages = self._wakeups.outages
         # A slot is the time that a policy gives a message to start. The call of a handler uses it
         # up, except where the real start may come later: in a thread, or in a batch.
         inflight.slots.start_is_final = self._is_cancellable and not s.batch
@@ -166,7 +167,6 @@ class QueueConsumer:
             log,
             batch_size=s.flush_batch_size,
             interval=s.flush_interval,
-            outages=self._wakeups.outages,
             on_denied=partial(self.registration.hold, "denied"),
         )
         releaser = StuckReleaser(

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
+from weakref import WeakSet
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.text import pluralize
@@ -82,6 +83,10 @@ class Outages:
         """By kind of loop; "" is the outage of all loops."""
         self._ended_at: dict[str, float] = {}
         """End of the last outage of each kind."""
+        self._pauses: WeakSet[asyncio.Event] = WeakSet()
+        """Pauses after failures; setting an event ends its pause."""
+        self._recovered_at = -1.0
+        """Time of the last success that began to end a general outage."""
 
     @property
     def is_general(self) -> bool:
@@ -111,12 +116,10 @@ class Outages:
             if started_at is not None and started_at <= self._ended_at.get(kind, -1.0):
                 return
             outage = self._outages[kind] = _Outage(self._clock.monotonic())
-            is_transient = isinstance(error, TransientStoreError) and not isinstance(
-                error, NotConnectedError
-            )
+            is_passing = not kind and not isinstance(error, NotConnectedError)
             suffix = _UNTIL_IT_WORKS if kind else _UNTIL_THE_END
             self._log(
-                logging.WARNING if is_transient else logging.ERROR,
+                logging.WARNING if is_passing else logging.ERROR,
                 f"the {name} failed, and tries again with growing pauses; {suffix}: {error}",
             )
         outage.failing[part] = name
@@ -125,9 +128,30 @@ class Outages:
     def record_success(self, part: Hashable) -> None:
         """Record that `part`, which had failed, works again.
 
-        After the last failing part of an outage this logs that the outage is over.
+        The other parts of a general outage then try at once. After the last failing part of an
+        outage this logs that the outage is over.
         """
+        ends_general = self.is_general and part in self._outages[""].failing
         self._end(part)
+        if ends_general:
+            self._recovered_at = self._clock.monotonic()
+            for end in self._pauses:
+                with suppress(RuntimeError):  # its event loop is closed
+                    end.set()
+
+    async def pause(
+        self, seconds: float, started_at: float | None = None, end: asyncio.Event | None = None
+    ) -> None:
+        """Sleep for `seconds` after a failure, at most until a part of a general outage works.
+
+        Otherwise the parts of a broker would find out one by one that the database works again,
+        each up to `LAST_BACKOFF` seconds later. `end` ends the pause, too. A try that started at
+        `started_at` (monotonic seconds), before the last such success, is repeated without a pause.
+        """
+        end = end or asyncio.Event()
+        self._pauses.add(end)
+        if started_at is None or started_at >= self._recovered_at:
+            await self._clock.wait_for(end, seconds)
 
     def remove_part(self, part: Hashable) -> None:
         """Remove `part`, which has stopped and will report neither failure nor success.
@@ -177,9 +201,10 @@ _UNTIL_IT_WORKS = "further failures are not logged until it works again"
 class Loop:
     """A task that calls `tick` until stopped; `tick` returns the pause, which `wake` ends.
 
-    A failed tick is repeated with growing, jittered pauses; until one succeeds the loop is
-    unhealthy. Database errors are logged together with those of other loops. Any other error is a
-    bug, logged as CRITICAL, but no reason to stop working for good.
+    A failed tick is repeated with growing, jittered pauses, or at once when another part of an
+    outage works again; until one succeeds the loop is unhealthy. Database errors are logged
+    together with those of other loops. Any other error is a bug, logged as CRITICAL, but no reason
+    to stop working for good.
     """
 
     def __init__(
@@ -192,8 +217,10 @@ class Loop:
         self._clock = clock
         self._wake_event = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._outages: Outages | None = None
+        self._outages = Outages(log, clock)
         self._stop_event = asyncio.Event()
+        self._pause_end = asyncio.Event()
+        """Ends the pause after a failure."""
         self.failures = 0
         self.succeeded_at: float | None = None
         """Time when the last successful tick ended (monotonic seconds)."""
@@ -233,15 +260,11 @@ class Loop:
         A call during a tick counts too. Before the start it has no effect, as the first tick comes
         at once, and it does not shorten the pause after a failure.
         """
-        try:
-            self._wake_event.set()
-        except RuntimeError:
-            if not self.is_orphaned:
-                raise
+        if self.is_orphaned:
             # A task of a closed event loop cannot be woken. The next start begins with a tick
             # anyhow.
             self._wake_event = asyncio.Event()
-            self._wake_event.set()
+        self._wake_event.set()
 
     def finish(self) -> None:
         """Stop after the running tick, which calls this when no further tick is needed.
@@ -261,6 +284,7 @@ class Loop:
             self._wake_event = asyncio.Event()
         else:
             self._stop_event.set()
+            self._pause_end.set()
             self._wake_event.set()
         task, self._task = self._task, None
         if task is None:
@@ -274,8 +298,7 @@ class Loop:
                 task.cancel()  # no effect on a task that has ended
             # A driver may hang while it closes a connection; the stop goes on without it.
             await asyncio.wait((task,), timeout=CANCEL_LIMIT)
-        if self._outages is not None:
-            self._outages.remove_part(self)
+        self._outages.remove_part(self)
 
     async def _run(self, stop_event: asyncio.Event) -> None:
         """Call the tick and pause, until `stop_event` is set: the event of this start.
@@ -293,8 +316,8 @@ class Loop:
     async def _run_tick(self, stop_event: asyncio.Event) -> float | None:
         """Call the tick; return the pause until the next tick, or None to wait for `wake`.
 
-        After a failure the growing pause is made here, where `wake` cannot cut it short, and 0 is
-        returned.
+        After a failure the growing pause is made here, and 0 is returned. `wake` cannot cut it
+        short: it would let the loop hammer a failing database.
         """
         started_at = self._clock.monotonic()
         try:
@@ -303,14 +326,14 @@ class Loop:
             self.failures += 1
             pause = backoff(self.failures, self._clock)
             self._report(error, pause, started_at)
-            # Wake-ups are ignored: they would let the loop hammer a failing database.
-            await self._clock.wait_for(stop_event, pause)
+            self._pause_end = asyncio.Event()
+            if not stop_event.is_set():
+                await self._outages.pause(pause, started_at, self._pause_end)
             return 0.0
         self.succeeded_at = self._clock.monotonic()
         if self.failures:
             self.failures = 0
-            if self._outages is not None:
-                self._outages.record_success(self)
+            self._outages.record_success(self)
         return wait
 
     def _report(self, error: Exception, pause: float, started_at: float) -> None:
@@ -318,7 +341,7 @@ class Loop:
 
         The outages of a broker log a failure of the database once for all its loops.
         """
-        if isinstance(error, StoreError) and self._outages is not None:
+        if isinstance(error, StoreError):
             self._outages.record_failure(self, f"{self.name} loop", error, started_at)
             return
         text = (

@@ -233,7 +233,7 @@ class Wakeups:
                 else:
                     text = f"cannot listen for wake-ups, trying again in {pause:.1f} s: {error!r}"
                     self._log(logging.WARNING, text)
-                await self.clock.sleep(pause)
+                await self.outages.pause(pause)
             finally:
                 if self.is_listening:
                     self.is_listening = False

@@ -331,7 +331,7 @@ class Pulling:
                 failures += 1
                 self._outages.record_failure(self, name, error)
                 async with self._allow_interrupt():
-                    await self._clock.sleep(backoff(failures, self._clock))
+                    await self._outages.pause(backoff(failures, self._clock))
             else:
                 if failures:
                     self._outages.record_success(self)

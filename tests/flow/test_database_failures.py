@@ -27,7 +27,7 @@ from faststream_sqlbroker.exceptions import (
 )
 from faststream_sqlbroker.flow.deliver.flush import Flusher
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from tests.clock import let_loop_pass
+from tests.clock import VirtualTime, let_loop_pass
 from tests.flow.conftest import Rig, count_as_quick
 from tests.helpers import MYSQL, Awake, eventually
 from tests.proxy import COMMIT, ROLLBACK, Proxy, proxied
@@ -658,6 +658,41 @@ async def test_repeated_cancellation_leaves_no_task_behind(rig: Rig) -> None:
             await asyncio.sleep(pause)
             work.cancel()
     await eventually(lambda: not (asyncio.all_tasks() - before))
+
+
+@on_servers
+async def test_after_the_first_success_the_other_loops_try_at_once(
+    rig: Rig, far: tuple[Proxy, Store]
+) -> None:
+    """Time stands still from then on, so no pause ends by itself."""
+    proxy, store = far
+    source = VirtualTime()
+    rig.wakeups.clock.use(source)
+    loops = []
+    for queue, interval in (("a", 1.0), ("b", 1.7)):
+        consumer = rig.consumer(queues=queue, store=store, max_fetch_interval=interval)
+        await consumer.start()
+        loops.append(consumer._fetch_loop)
+
+    async def all_have_worked() -> bool:
+        await source.advance(0.3)
+        return all(loop.succeeded_at is not None for loop in loops)
+
+    async def all_have_failed() -> bool:
+        await source.advance(0.3)
+        return all(loop.failures > 7 for loop in loops)
+
+    async def one_works() -> bool:
+        if not any(loop.healthy for loop in loops):
+            await source.advance(0.3)
+        return any(loop.healthy for loop in loops)
+
+    await eventually(all_have_worked)
+    await proxy.stop()
+    await eventually(all_have_failed)
+    await proxy.start()
+    await eventually(one_works)
+    await eventually(lambda: all(loop.healthy for loop in loops))
 
 
 @pytest.mark.parametrize("database", MYSQL, indirect=True)

@@ -445,8 +445,9 @@ async def test_a_failing_loop_backs_off_and_no_hint_cuts_that_short() -> None:
         levels.append(level)
 
     time = VirtualTime()
-    loop = Loop("test", tick, log, Clock(time))
-    loop.start(Outages(log))
+    clock = Clock(time)
+    loop = Loop("test", tick, log, clock)
+    loop.start(Outages(log, clock))
     for _ in range(50):
         await time.advance(0.01)
         loop.wake()

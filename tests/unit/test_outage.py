@@ -1,18 +1,24 @@
 """Failures of many loops are logged in two lines."""
 
+import asyncio
 import logging
 import re
 import time
+from contextlib import suppress
 from typing import Any
 from unittest.mock import AsyncMock
 from uuid import uuid4
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import Settlement
 from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.outcome_writer import QuarantineWriter
-from faststream_sqlbroker.flow.loop import Outages, is_logged
+from faststream_sqlbroker.flow.loop import LAST_BACKOFF, Loop, Outages, is_logged
+from tests.clock import VirtualTime
+
+HOUR = 3_600.0
 
 
 class Said:
@@ -118,7 +124,9 @@ async def test_in_an_outage_no_batch_is_named() -> None:
     """Its failures are not for its sake: they are among the counts."""
     said = Said()
     outages = Outages(said)
-    repeater = QuarantineWriter(AsyncMock(), Inflight(said), said, outages=outages)
+    inflight = Inflight(said)
+    inflight.outages = outages
+    repeater = QuarantineWriter(AsyncMock(), inflight, said)
     parts = [Settlement(1, uuid4(), None)]
     outages.record_failure(1, "fetch loop", TransientStoreError("down"))
     repeater._log_kept(logging.WARNING, parts, "could not be written", TransientStoreError("down"))
@@ -149,3 +157,86 @@ def test_a_try_that_began_before_the_end_opens_no_new_outage() -> None:
     assert len(said.lines) == 2
     outages.record_failure(2, "release loop", TransientStoreError("locked"), time.monotonic() + 0.1)
     assert len(said.lines) == 3
+
+
+async def test_after_the_first_success_the_others_try_at_once() -> None:
+    """Virtual time: a moment is the same for all, and pauses have their plain lengths."""
+    source = VirtualTime()
+    clock = Clock(source)
+    said = Said()
+    outages = Outages(said, clock)
+    tries: list[tuple[int, float]] = []
+    is_down = True
+
+    def create_loop(number: int) -> Loop:
+        async def tick() -> float:
+            tries.append((number, clock.monotonic()))
+            if is_down:
+                raise NotConnectedError("refused")
+            return HOUR
+
+        return Loop(f"loop-{number}", tick, said, clock)
+
+    loops = [create_loop(number) for number in range(4)]
+    for loop in loops:
+        loop.start(outages)
+        await source.advance(0.7)  # each has its own moments
+    waiting = asyncio.create_task(outages.pause(HOUR))
+    await source.advance(60)
+    assert len({at for _, at in tries[-4:]}) == 4
+    is_down = False
+    tries.clear()
+    await source.advance(LAST_BACKOFF)
+    assert sorted(number for number, _ in tries) == [0, 1, 2, 3]
+    assert len({at for _, at in tries}) == 1, "the first of them succeeded at that moment"
+    assert waiting.done()
+    assert len(said.lines) == 2
+    for loop in loops:
+        await loop.stop()
+
+
+async def test_a_try_from_before_the_first_success_is_repeated_at_once() -> None:
+    """It had hung since the outage; only the next failure makes a pause."""
+    source = VirtualTime()
+    clock = Clock(source)
+    outages = Outages(Said(), clock)
+    started_at = clock.monotonic()
+    outages.record_failure(1, "fetch loop", NotConnectedError("refused"))
+    await source.advance(5)
+    outages.record_success(1)
+    await outages.pause(HOUR, started_at)
+    await source.advance(1)
+    pause = asyncio.create_task(outages.pause(HOUR, clock.monotonic()))
+    await source.advance(HOUR - 1)
+    assert not pause.done()
+    await source.advance(1)
+    assert pause.done()
+
+
+async def test_a_write_that_succeeds_while_other_loops_work_ends_no_pause() -> None:
+    """Another write, which fails due to its rows, would be repeated without a pause."""
+    source = VirtualTime()
+    clock = Clock(source)
+    outages = Outages(Said(), clock)
+    for part, name in enumerate(("flush loop", "repeat loop")):
+        outages.record_failure(part, name, TransientStoreError("locked"))
+    pause = asyncio.create_task(outages.pause(HOUR))
+    await source.advance(1)
+    outages.record_success(0)
+    await source.advance(1)
+    assert not pause.done()
+    await source.advance(HOUR)
+    assert pause.done()
+
+
+async def test_a_pause_of_a_closed_event_loop_disturbs_no_other() -> None:
+    outages = Outages(Said())
+    other_loop = asyncio.new_event_loop()
+    orphan = other_loop.create_task(outages.pause(HOUR))
+    await asyncio.to_thread(other_loop.run_until_complete, asyncio.sleep(0))
+    other_loop.close()
+    outages.record_failure(1, "fetch loop", NotConnectedError("refused"))
+    outages.record_success(1)
+    assert not orphan.done()
+    with suppress(RuntimeError):
+        orphan.get_coro().close()  # type: ignore[union-attr] # it was never run to its end

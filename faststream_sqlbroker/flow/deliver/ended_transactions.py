@@ -98,7 +98,7 @@ class EndedTransactions:
                         f"repeated until the database answers: {error}",
                         message_id=rows[0].id,
                     )
-                await self._clock.sleep(pause)
+                await self._inflight.outages.pause(pause)
 
     def _drop_unknown(self, rows: Rows) -> None:
         """Forget `rows` without writing an outcome, because the database did not answer.

@@ -22,7 +22,7 @@ from faststream_sqlbroker.flow.deliver.outcome_states import (
     split_parts,
 )
 from faststream_sqlbroker.flow.deliver.outcome_writer import OnDenied, QuarantineWriter, write_batch
-from faststream_sqlbroker.flow.loop import Log, Outages
+from faststream_sqlbroker.flow.loop import Log
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
@@ -53,18 +53,15 @@ class Flusher:
         *,
         batch_size: int,
         interval: float,
-        outages: Outages | None = None,
         on_denied: OnDenied = lambda _denied: None,
     ) -> None:
-        """Take `interval` in seconds; `outages` and `on_denied` belong to the quarantine."""
+        """Take `interval` in seconds; `on_denied` belongs to the quarantine."""
         self._store = store
         self._inflight = inflight
         self._clock = inflight.clock
         self._batch_size = batch_size
         self._interval = interval
-        self.quarantine = QuarantineWriter(
-            store, inflight, log, outages=outages, on_denied=on_denied
-        )
+        self.quarantine = QuarantineWriter(store, inflight, log, on_denied=on_denied)
         self._is_due = False
         self._skip_locked = False
         """Skip locked rows in the next flush, because the last one may have failed on them."""

@@ -31,7 +31,7 @@ from faststream_sqlbroker.flow.deliver.outcome_states import (
     split_in_halves,
 )
 from faststream_sqlbroker.flow.deliver.outcomes import Outcomes
-from faststream_sqlbroker.flow.loop import Log, Outages, is_logged
+from faststream_sqlbroker.flow.loop import Log, is_logged
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
@@ -145,7 +145,6 @@ class QuarantineWriter:
         inflight: Inflight,
         log: Log,
         *,
-        outages: Outages | None = None,
         on_denied: OnDenied = lambda _denied: None,
     ) -> None:
         """Share the subscriber's `inflight`.
@@ -156,7 +155,6 @@ class QuarantineWriter:
         self._store = store
         self._inflight = inflight
         self._log = log
-        self._outages = Outages(log, inflight.clock) if outages is None else outages
         self._on_denied = on_denied
         self._denied_count = 0
         """Number of messages whose answers may not be published."""
@@ -240,7 +238,7 @@ class QuarantineWriter:
 
         An outage is logged once for all loops, by `Outages`.
         """
-        if isinstance(error, TransientStoreError) and self._outages.is_general:
+        if isinstance(error, TransientStoreError) and self._inflight.outages.is_general:
             return  # an outage, not caused by these messages
         text = (
             f"the outcomes of {len(parts)} messages {failure} ({_format_ids(parts)}); they are "

@@ -41,7 +41,7 @@ from faststream_sqlbroker.flow.deliver.outcome_states import (
 )
 from faststream_sqlbroker.flow.deliver.prefetch import Buffer
 from faststream_sqlbroker.flow.deliver.signals import Signals
-from faststream_sqlbroker.flow.loop import Log, backoff
+from faststream_sqlbroker.flow.loop import Log, Outages, backoff
 from faststream_sqlbroker.flow.metrics import SubscriberMetrics
 from faststream_sqlbroker.flow.publish_on_ack import get_filled_queues
 
@@ -69,6 +69,8 @@ class Outcomes:
         """Signals to the other parts of the subscriber, which all use this object."""
         self.metrics = SubscriberMetrics() if metrics is None else metrics
         """Metrics, recorded once per batch; the other parts use this object."""
+        self.outages = Outages(log, self.clock)
+        """The outages of the broker, which all parts of the subscriber use."""
         self.lost_leases = LostLeaseLog(log, self.metrics)
         self.held: dict[int, ClaimedMessage] = {}
         """Held rows by message id."""

@@ -400,7 +400,7 @@ class PolicyRunner:
                 message_id=rows[0].id,
             )
         try:
-            await self._clock.sleep(pause)
+            await self._inflight.outages.pause(pause)
         finally:
             for row in rows:
                 if isinstance(error, UnknownOutcomeError):

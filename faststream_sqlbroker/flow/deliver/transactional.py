@@ -230,7 +230,7 @@ class TransactionalDeliveries:
             )
         for row in rows:
             row.replace_outcome(Release())
-        await self._clock.sleep(pause)
+        await self._inflight.outages.pause(pause)
         return rows
 
     async def _commit(
@@ -271,7 +271,9 @@ class TransactionalDeliveries:
 
         Such a key must be released, or its row rejected, before the outcome is written.
         """
-        return self._has_once_policy and row.policy_key is not None and not _is_final(row)
+        # An ack, a move, or an end without a retry.
+        is_final = isinstance(row.outcome, Ack | Relocate | Reject | Discard)
+        return self._has_once_policy and row.policy_key is not None and not is_final
 
     def _handle_failed_commit(
         self, transaction: "HandlerTransaction", rows: Rows, error: Exception
@@ -282,7 +284,8 @@ class TransactionalDeliveries:
         and the message is delivered again. Any other error fails the attempt.
         """
         if isinstance(error, UnknownOutcomeError):
-            self._lose_unknown(rows, error)
+            # Either all or nothing was committed. If nothing was, the leases expire.
+            self._inflight.lose(rows, "transaction", str(error))
             # The worker was cancelled while it waited for the answer.
             if isinstance(error.__cause__, asyncio.CancelledError):
                 raise error.__cause__ from None
@@ -371,29 +374,16 @@ class TransactionalDeliveries:
             message_id=first_id,
         )
 
-    def _lose_unknown(self, rows: Rows, error: UnknownOutcomeError) -> None:
-        """Lose `rows`, whose COMMIT was not answered: either all or nothing was committed.
-
-        Nothing more may be written. If nothing was committed, the leases expire.
-        """
-        self._inflight.lose(rows, "transaction", str(error))
-
 
 def _is_committing(row: ClaimedMessage) -> bool:
     """Return True if the outcome of `row` commits the transaction: an ack or a move."""
     return isinstance(row.outcome, Ack | Relocate)
 
 
-def _is_final(row: ClaimedMessage) -> bool:
-    """Return True if the outcome of `row` is final: an ack, a move, or an end without a retry."""
-    return isinstance(row.outcome, Ack | Relocate | Reject | Discard)
-
-
 def _abandon_committing(rows: Rows) -> None:
     """Abandon the acked rows, because the work of their handler is rolled back."""
-    for row in rows:
-        if _is_committing(row):
-            row.replace_outcome(Abandon())
+    for row in filter(_is_committing, rows):
+        row.replace_outcome(Abandon())
 
 
 def _nack_committing(rows: Rows, error: Exception) -> Rows:

@@ -154,7 +154,7 @@ class Rights:
                 await self._check_once()
             failures += 1
             if not self._is_healthy:
-                await self._clock.sleep(min(MAX_RIGHTS_INTERVAL, backoff(failures, self._clock)))
+                await self._outages.pause(min(MAX_RIGHTS_INTERVAL, backoff(failures, self._clock)))
 
     async def _check_once(self) -> None:
         """Query what is missing, log a change, and update which subscribers may claim.

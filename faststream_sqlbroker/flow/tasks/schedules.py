@@ -577,7 +577,7 @@ class Scheduler:
             else:
                 text = f"schedule {name!r} could not fire, trying again in {pause:.1f} s: {error!r}"
                 self._log(logging.CRITICAL, text, exc_info=error)
-            await self._clock.sleep(pause)
+            await self._outages.pause(pause, started_at)
         else:
             self._failures.pop(name, None)
             self._outages.record_success((self, name))
