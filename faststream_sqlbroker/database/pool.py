@@ -1,10 +1,12 @@
 """Check the engine, its connection pool, and connections that callers pass."""
 
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import Pool, StaticPool
+from sqlalchemy.util.concurrency import in_greenlet
 
 from faststream_sqlbroker.exceptions import PublishError, SetupError
 from faststream_sqlbroker.schema.types import MYSQL
@@ -154,39 +156,87 @@ def count_handler_slots(
     return max(0, min(remaining, 1) if one_writer else remaining)
 
 
-def check_same_database(connection: Connection | None, engine: Engine) -> None:
-    """Refuse a connection that is closed, or that leads to another database than `engine`.
+_SAME_DATABASE: WeakKeyDictionary[Pool, WeakSet[Pool]] = WeakKeyDictionary()
+"""Pools by a broker's pool, whose connections were found to lead to the same database. That is
+about addresses, so it holds after a failover of their cluster, too.
+"""
 
-    Called before a publish in the caller's transaction: otherwise the row would go to a database
-    that no subscriber reads. Connections of the engine's own pool are accepted without a look at
-    the URL.
+
+def is_known_database(connection: Connection | None, engine: Engine) -> bool:
+    """Return True if `connection` is known to lead to the database of `engine`.
 
     Raises:
-        PublishError: the connection is refused; the message has both URLs without passwords.
+        PublishError: it is closed.
     """
     if connection is None or connection.closed:
         msg = "the given connection is closed; publish while its transaction is open"
         raise PublishError(msg)
-    if connection.engine.pool is engine.pool:
+    pool = connection.engine.pool
+    return pool is engine.pool or pool in _SAME_DATABASE.get(engine.pool, ())
+
+
+def check_same_database(connection: Connection | None, engine: Engine) -> None:
+    """Refuse a connection that is closed, or that leads to another database than `engine`.
+
+    Called before a publish in the caller's transaction: otherwise the row would go to a database
+    that no subscriber reads. Connections of the engine's own pool, and of an engine with the same
+    URL, are accepted without a look. Otherwise both servers are asked once for each pool: different
+    URLs, such as those of a cluster and of a proxy before it, may lead to one server.
+
+    Raises:
+        PublishError: the connection is refused; the message has both URLs without passwords.
+    """
+    if is_known_database(connection, engine) or connection is None:
         return
     other_url = connection.engine.url
     broker_url = engine.url
-    same_family = _get_family(other_url.get_backend_name()) == _get_family(
-        broker_url.get_backend_name()
-    )
-    same_location = (other_url.host, other_url.port, other_url.database) == (
-        broker_url.host,
-        broker_url.port,
-        broker_url.database,
-    )
-    if not (same_family and same_location):
+    is_same = _get_address(other_url) == _get_address(broker_url)
+    if not is_same and not _is_same_server(connection, engine):
         msg = (
             f"the given connection is to {other_url.render_as_string()!r}, but the broker's tables "
             f"are in {broker_url.render_as_string()!r}; use a connection to the broker's "
             "database"
         )
         raise PublishError(msg)
+    _SAME_DATABASE.setdefault(engine.pool, WeakSet()).add(connection.engine.pool)
 
 
-def _get_family(backend: str) -> str:
-    return MYSQL[0] if backend in MYSQL else backend
+def _is_same_server(connection: Connection, engine: Engine) -> bool:
+    """Return True if both lead to one server, by what it says of itself.
+
+    False if that is not known: synchronous code cannot ask by an asynchronous engine.
+    """
+    sql = _IDENTITIES.get(_get_name(engine.url)[0])
+    can_ask = in_greenlet() or not engine.dialect.is_async
+    if sql is None or not can_ask or _get_name(connection.engine.url) != _get_name(engine.url):
+        return False
+    identity = connection.exec_driver_sql(sql).all()
+    for _ in range(2):
+        with engine.connect() as own:
+            if own.exec_driver_sql(sql).all() == identity:
+                return True
+            own.invalidate()  # it may be from before a failover; a new one is not
+    return False
+
+
+_IDENTITIES = {
+    "postgresql": "SELECT pg_postmaster_start_time(), current_database()",
+    MYSQL[0]: "SHOW GLOBAL VARIABLES WHERE Variable_name IN "
+    "('server_uuid', 'server_uid', 'hostname', 'port', 'server_id', 'datadir')",
+}
+"""Statements that every user may send, and that no two servers answer alike. SQLite has none: its
+files are told apart by their paths.
+"""
+_ADDRESS_OPTIONS = ("host", "port", "service", "unix_socket")
+"""Options of a URL that say where the server is; PostgreSQL's drivers take several hosts there."""
+
+
+def _get_address(url: URL) -> list[object]:
+    """Return what `url` says of the database's place; other drivers and users may lead there."""
+    return [_get_name(url), url.host, url.port, *map(url.query.get, _ADDRESS_OPTIONS)]
+
+
+def _get_name(url: URL) -> tuple[str, str | None]:
+    """Return the kind of the database, one for MySQL and MariaDB, and its name."""
+    backend = url.get_backend_name()
+    return MYSQL[0] if backend in MYSQL else backend, url.database

@@ -6,12 +6,13 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, select, text
+from sqlalchemy import URL, create_engine, event, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.database.store import Store
+from faststream_sqlbroker.database.sync_store import SyncStore
 from faststream_sqlbroker.exceptions import (
     PublishError,
     SetupError,
@@ -20,6 +21,7 @@ from faststream_sqlbroker.exceptions import (
 )
 from faststream_sqlbroker.schema.types import clock
 from tests.contract.conftest import Bench
+from tests.proxy import proxied
 
 PAYLOADS = {
     "empty": b"",
@@ -247,6 +249,43 @@ async def test_a_connection_to_another_database_is_refused(bench: Bench, tmp_pat
         with pytest.raises(PublishError, match="broker's database"):
             await bench.store.insert_in(connection, [NewMessage("q", b"")])
     await other.dispose()
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+async def test_another_address_of_the_same_server_is_accepted(bench: Bench) -> None:
+    """A proxy, on either side; the servers are asked once who they are."""
+    store = bench.store
+    sent: list[str] = []
+
+    @event.listens_for(store.engine.sync_engine, "before_cursor_execute")
+    def record(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        sent.append(statement)
+
+    async with proxied(store.engine.url) as (_proxy, url):
+        engine = create_async_engine(url)
+        async with engine.begin() as connection:
+            await store.insert_in(connection, [NewMessage("q", b"1")])
+            asked = list(sent)
+            await store.insert_in(connection, [NewMessage("q", b"2")])
+            assert await store.depths.count("q", 10, connection) == 2
+        assert asked == sent
+        assert len(asked) == 1
+        behind_proxy = Store(engine, store.tables)
+        async with store.engine.begin() as connection:
+            await behind_proxy.insert_in(connection, [NewMessage("q", b"3")])
+        await asyncio.to_thread(_publish_from_thread, bench, url)
+        await engine.dispose()
+    assert [row["payload"] for row in await bench.rows()] == [b"1", b"2", b"3", b"4"]
+
+
+def _publish_from_thread(bench: Bench, url: URL) -> None:
+    driver = f"{url.get_backend_name()}+{SYNC_DRIVERS[bench.store.dialect_name]}"
+    own, theirs = (create_engine(u.set(drivername=driver)) for u in (bench.store.engine.url, url))
+    store = SyncStore(own, bench.store.tables)
+    with theirs.begin() as given, store.open(given) as connection:
+        store.insert(connection, [NewMessage("q", b"4")])
+    own.dispose()
+    theirs.dispose()
 
 
 SYNC_DRIVERS = {

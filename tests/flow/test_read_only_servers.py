@@ -1,17 +1,17 @@
-"""A real server that an operator turns read-only and back; a private one, as the setting is
-everybody's."""
+"""A real server that an operator turns read-only and back, or that another one is taken for; a
+private one, as the setting is everybody's."""
 
 import os
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import URL, Engine, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.database.store import Store
-from faststream_sqlbroker.exceptions import TransientStoreError
+from faststream_sqlbroker.exceptions import PublishError, TransientStoreError
 from faststream_sqlbroker.flow.fleet import write_path
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
@@ -176,3 +176,33 @@ async def test_the_broker_recovers_and_reconnects(private: Engine) -> None:
     finally:
         turn(private, read_only=False)
         await engine.dispose()
+
+
+async def test_another_server_with_a_database_of_that_name_is_refused(private: Engine) -> None:
+    """Also if both are given as lists of hosts, and so without a host in the URL itself."""
+    kind = private.dialect.name
+    engines = []
+    driver = f"{kind}+{DRIVERS[kind]}"
+    with STARTERS[kind]() as (other, _process):
+        for server in (private.url, make_url(other)):
+            admin = create_engine(server, isolation_level="AUTOCOMMIT")
+            run(admin, "DROP DATABASE IF EXISTS app", "CREATE DATABASE app")
+            admin.dispose()
+            url = server.set(drivername=driver, database="app")
+            if kind == "postgresql":
+                hosts = {"host": f"{server.host}:{server.port}"}
+                url = URL.create(driver, server.username, database="app", query=hosts)
+            engines.append(create_async_engine(url))
+        store = Store(engines[0], build_tables(SqlBrokerSchemaConfig()))
+        await store.server.create_tables()
+        try:
+            async with engines[1].connect() as connection:
+                with pytest.raises(PublishError, match="broker's database"):
+                    await store.insert_in(connection, [NewMessage("q", b"")])
+            again = create_async_engine(engines[0].url)
+            async with again.begin() as connection:
+                await store.insert_in(connection, [NewMessage("q", b"")])
+            await again.dispose()
+        finally:
+            for engine in engines:
+                await engine.dispose()

@@ -17,7 +17,7 @@ from faststream_sqlbroker.database.messages.handler import HandlerTransaction, I
 from faststream_sqlbroker.database.messages.publish_coalescer import PublishCoalescer
 from faststream_sqlbroker.database.parts.mirror_rows import insert_for_caller, insert_mirrored
 from faststream_sqlbroker.database.parts.sizes import MAX_STATEMENT_BYTES, count_bytes
-from faststream_sqlbroker.database.pool import check_same_database
+from faststream_sqlbroker.database.pool import check_same_database, is_known_database
 from faststream_sqlbroker.database.query import Query
 
 if TYPE_CHECKING:
@@ -144,7 +144,8 @@ class Inserts:
             if isinstance(connection, AsyncSession):
                 connection = await connection.connection()
             sync_connection = connection.sync_connection
-            check_same_database(sync_connection, self._engine.sync_engine)
+            if not is_known_database(sync_connection, self._engine.sync_engine):
+                await connection.run_sync(check_same_database, self._engine.sync_engine)
             if (
                 sync_connection is not None
                 and self._shortcut.can_try_inside(sync_connection)
