@@ -129,14 +129,12 @@ async def test_in_an_outage_no_batch_is_named() -> None:
     repeater = QuarantineWriter(AsyncMock(), inflight, said)
     parts = [Settlement(1, uuid4(), None)]
     outages.record_failure(1, "fetch loop", TransientStoreError("down"))
-    repeater._log_kept(logging.WARNING, parts, "could not be written", TransientStoreError("down"))
+    repeater.log_kept(parts, TransientStoreError("down"))
     assert len(said.lines) == 1
-    repeater._log_kept(logging.ERROR, parts, "were refused by the database", StoreError("no"))
+    repeater.log_kept(parts, StoreError("no"), "were refused by the database", logging.ERROR)
     assert len(said.lines) == 2
     outages.record_success(1)
-    repeater._log_kept(
-        logging.WARNING, parts, "could not be written", TransientStoreError("locked")
-    )
+    repeater.log_kept(parts, TransientStoreError("locked"))
     assert [text.partition(" (")[0] for _, text in said.lines[3:]] == [
         "the outcomes of 1 messages could not be written"
     ]
