@@ -43,6 +43,9 @@ two plans made from the same state only one is committed.
 _ATTEMPT_BITS = 32
 """Random low bits of a version, so that two attempts at the same commit write different states."""
 
+_NOTE = "sqlbroker"
+"""Name of a note in a commit's metadata; older lakes have notes in place of states."""
+
 _SOURCE = "sqlbroker.source"
 _PROPERTIES = {
     # The minimum and maximum of other columns would put contents of messages into the log.
@@ -246,27 +249,45 @@ class DeltaWriter:
         self.folders.sync([LOG])
         self.load()
 
-    def read_state(self) -> bytes | None:
-        """Read the loaded table's state; None before the first commit, and for a lost state."""
+    def read_states(self) -> list[bytes]:
+        """Read the loaded table's state; of an older lake, the changes that make up a state, in
+        order.
+
+        The list is empty before the first commit, and if the state was lost.
+        """
         version = self._get_state_version()
-        if not version:
-            return None
+        if version < 1 << _ATTEMPT_BITS:
+            return self._read_notes(version)
         try:
             with self._open_file_system().open_input_stream(get_state_path(version)) as stream:
-                return bytes(stream.read())
+                return [bytes(stream.read())]
         except FileNotFoundError:
             logger.warning(
                 "%s is missing, and with it the records of all windows, so prune removes nothing: "
                 "run sqlbroker archive export, then sqlbroker archive repair",
                 self.state_path,
             )
-            return None
+            return []
         except OSError as error:
             msg = (
                 f"{self.state_path} cannot be read ({' '.join(str(error).split())}): restore it "
                 "from a copy, or remove it and run sqlbroker archive repair"
             )
             raise StoreError(msg) from error
+
+    def _read_notes(self, last: int) -> list[bytes]:
+        """Read the notes of a lake that was written before states existed.
+
+        Each commit then had a change of the state as a note in its metadata, with a consecutive
+        number. The library may list commits newer than the loaded files, so notes after `last` are
+        skipped.
+        """
+        if not last:
+            return []
+        with self._convert_errors():
+            notes = [commit[_NOTE] for commit in self._require_table().history() if _NOTE in commit]
+        numbered = sorted((json.loads(note)["number"], note) for note in notes)
+        return [note.encode() for number, note in numbered if number <= last]
 
     @property
     def state_path(self) -> str:

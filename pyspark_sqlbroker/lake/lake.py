@@ -141,7 +141,7 @@ class Lake:
         """Read source, state and files of the loaded table; all are empty without a table.
 
         The source says which archive is exported here. The state has the checksums of each window
-        and the SHA-256 of each file.
+        and the SHA-256 of each file; older lakes store the state as several changes, merged here.
         """
         self.source: dict[str, Any] | None = None
         self.state = LakeState()
@@ -153,8 +153,9 @@ class Lake:
             raise SetupError(
                 f"{self.folders.root} is a Delta table that no export created: give another path"
             )
-        if (packed := self.table.read_state()) is not None:
-            self.state = parse_state(packed, self.size, self.table.state_path)
+        for packed in self.table.read_states():
+            change = parse_state(packed, self.size, self.table.state_path)
+            self.state = self.state.merge(change)
         self.files = self.table.list_files()
 
     @property

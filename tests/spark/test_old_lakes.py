@@ -1,7 +1,7 @@
 """Lakes that earlier versions of the code have written go on as they are.
 
-The folder `lakes/states` was written by the code of commit 4a1adeab, from `Archive.add_days(2)` on
-SQLite, by two exports with `source="shop"`.
+Each folder of `lakes` was written by the code of a commit, from `Archive.add_days(2)` on SQLite,
+by two exports with `source="shop"`.
 """
 
 import shutil
@@ -18,15 +18,17 @@ from tests.spark.test_export import of_lake, of_table
 pytestmark = pytest.mark.capability(
     "Spark: the archive exported to a Delta table, compared with the database"
 )
-LAKE = Path(__file__).parent / "lakes" / "states"
+LAKES = Path(__file__).parent / "lakes"
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("layout", ["notes", "states"])
 def test_a_lake_of_earlier_code_is_read_exported_to_verified_and_pruned_by(
-    spark: SparkSession, archive: Archive, tmp_path: Path
+    spark: SparkSession, archive: Archive, tmp_path: Path, layout: str
 ) -> None:
+    """`notes`: records in the log's commits (08e925c4); `states`: files next to it (4a1adeab)."""
     path = tmp_path / "lake"
-    shutil.copytree(LAKE, path)
+    shutil.copytree(LAKES / layout, path)
     archive.add_days(3)
     held = of_table(archive, START.replace(month=4))
     assert of_lake(read_export(spark, str(path))) == held[:10]

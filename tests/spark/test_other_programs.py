@@ -434,8 +434,8 @@ def test_a_state_is_that_of_the_version_that_was_loaded(
     path = tmp_path / "lake"
     export_days(spark, archive, path)
     loaded = Lake(spark, str(path))
-    before = loaded.table.read_state()
+    before = loaded.table.read_states()
     archive.add({"id": 99, "archived_at": START + DAY})
     export_archive(spark, archive.url, str(path), **SPAN)
-    assert loaded.table.read_state() == before
-    assert Lake(spark, str(path)).table.read_state() != before
+    assert loaded.table.read_states() == before
+    assert Lake(spark, str(path)).table.read_states() != before
