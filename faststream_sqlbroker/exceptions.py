@@ -128,7 +128,7 @@ class HttpError(SqlBrokerError):
 
 
 class ExportMismatchError(SqlBrokerError):
-    """A difference between the written data and the source; the window is not in the lake.
+    """A difference between the written data and the source; what was written is not used.
 
     Attributes:
         window: Name of the window.

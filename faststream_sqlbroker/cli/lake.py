@@ -84,7 +84,7 @@ def _format_verification(result: "spark.VerifyResult") -> str:
     """
     if result.intact:
         return "no differences"
-    lacking = f"{pluralize(len(result.missing), 'windows')} without rows of the database"
+    lacking = f"{pluralize(len(result.missing), 'incomplete windows')}: the database has more rows"
     if not (result.damaged or result.differing):
         return lacking
     return (

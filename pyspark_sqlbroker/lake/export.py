@@ -195,8 +195,10 @@ def export_archive(
             else, such as the export of another database; `record_as` is the name of another
             lake.
         ExportMismatchError: a window as written differed from the database twice in a row. The
-            other windows are in the lake, unless it would be the lake's first, and the watermark
-            stays before it.
+            other windows are in the lake, unless it would be the lake's first. The next export
+            tries a new window again, and the watermark stays before it. A window that was exported
+            before is compared again only within `recheck`, or with `since`. The log names each
+            such window.
         ConcurrentLoadError: other processes committed during each try.
         StoreError: PostgreSQL: a commit took longer than an hour, after which the server ends its
             snapshot. Or a window could not be recorded; it is in the lake. Or the table cannot be
@@ -419,7 +421,9 @@ class ExportRun:
             if isinstance(result, Entry):
                 self._record(window, "again" if window in late_windows else "exported", result)
             elif any(start <= window.start for start, _ in self.job.lake.state.covered):
-                logger.warning("%s. First the export goes on with the other windows", result)
+                # An export compares a window of an earlier export only within `recheck`.
+                hint = f". Then {window.repair_hint}" if self.job.lake.is_covered(window) else ""
+                logger.warning("%s%s. First the export goes on with other windows", result, hint)
                 self._failure = self._failure or result
             else:
                 raise result

@@ -119,16 +119,13 @@ def transfer_batch(
         logger.warning("%s. First the export itself tries each window again, once", error)
     else:
         return
-    is_complete = True
     for window, rows in batch.windows.items():
-        # Only the last commit may mark the complete span as exported, and only without a failure.
-        is_end = is_complete and window == max(batch.windows)
-        covered = batch.covered if is_end else ((window.start, window.end),)
+        # The rest of the span may have rows that came after its windows were counted, so the next
+        # export looks at it again.
+        part = WindowBatch({window: rows}, batch.is_exported, ((window.start, window.end),))
         try:
-            part = WindowBatch({window: rows}, batch.is_exported, covered)
             yield from _transfer_once(job, connection, part).items()
         except ExportMismatchError as error:
-            is_complete = False
             yield window, error
 
 

@@ -59,6 +59,7 @@ def test_a_slow_plain_queue_excuses_missed_targets_only() -> None:
     slow = replace(GOOD, plain=9.0)
     assert all(run.is_conclusive("jitter") for run in (GOOD, slow, replace(GOOD, rate=6.0)))
     assert not replace(slow, rate=6.0).is_conclusive("jitter")
+    assert replace(slow, over=1).is_conclusive("jitter")
 
 
 def case(problem: str = "", **changed: Any) -> dict[str, Any]:
