@@ -99,7 +99,7 @@ def tail(
             )
             new_messages = [m for m in reversed(page.messages) if _get_key(m) not in seen_keys]
             if page.after is not None and len(new_messages) == len(page.messages):
-                warn(f"only the newest {PAGE_SIZE} are shown, messages of before are skipped")
+                warn(f"only the newest {PAGE_SIZE} are shown: earlier messages were skipped")
             for message in new_messages:
                 _print_message(message, as_json=as_json)
             if page.messages:
