@@ -10,7 +10,6 @@ from sqlalchemy import text
 from faststream_sqlbroker.core.outcome import Outcome, Relocate
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import settle
-from faststream_sqlbroker.database.parts.row_locks import find_locked
 from tests.contract.conftest import LEASE, Bench
 from tests.contract.test_settle import OUTCOMES, RULES
 
@@ -57,14 +56,3 @@ async def test_a_lease_waits_for_no_other_message(bench: Bench) -> None:
         leases = [(row.id, row.lease_token)]
         assert await bench.store.renew(leases, LEASE) == {row.id}
         assert await bench.store.renew_free(leases, LEASE) == ({row.id}, set())
-
-
-async def test_only_what_others_lock_is_locked(bench: Bench) -> None:
-    """Neither a free message nor one that has left the table since it was read."""
-    locked, free, gone = ids = await bench.put(3)
-    await bench.execute("DELETE FROM message WHERE id = :id", id=gone)
-    async with bench.store.engine.connect() as other, bench.store.engine.connect() as own:
-        await other.execute(text(f"SELECT id FROM message WHERE id = {locked} FOR UPDATE"))
-        found = await own.run_sync(lambda c: find_locked(c, bench.store.dialect, ids))
-        await other.rollback()
-    assert (found, free in ids) == ({locked}, True)

@@ -31,13 +31,12 @@ def find_locked(
     c = dialect.tables.message.c
     mariadb = getattr(connection.dialect, "is_mariadb", False)
     lock = "LOCK IN SHARE MODE SKIP LOCKED" if mariadb else "FOR SHARE SKIP LOCKED"
-    locked: set[int] = set()
+    free: set[int] = set()
     for part in iter_chunks(sorted(ids)):
-        rows = select(c.id).where(c.id.in_(part)).order_by(c.id)
-        free = set(connection.execute(rows.suffix_with(lock)).scalars())
-        # Read last: a row that was removed in the meantime is neither free nor locked.
-        locked |= set(connection.execute(rows).scalars()) - free
-    return locked
+        rows = select(c.id).where(c.id.in_(part)).order_by(c.id).suffix_with(lock)
+        free |= set(connection.execute(rows).scalars())
+    # A row that was removed in the meantime counts as locked.
+    return set(ids) - free
 
 
 def _find_locked_postgresql(
