@@ -194,8 +194,8 @@ def check_same_database(connection: Connection | None, engine: Engine) -> None:
     if not is_same and not _is_same_server(connection, engine):
         msg = (
             f"the given connection is to {other_url.render_as_string()!r}, but the broker's tables "
-            f"are in {broker_url.render_as_string()!r}; use a connection to the broker's "
-            "database"
+            f"are in {broker_url.render_as_string()!r}; use a connection to the broker's database, "
+            "or in synchronous code its host, port and options"
         )
         raise PublishError(msg)
     _SAME_DATABASE.setdefault(engine.pool, WeakSet()).add(connection.engine.pool)
@@ -211,21 +211,24 @@ def _is_same_server(connection: Connection, engine: Engine) -> bool:
     if sql is None or not can_ask or _get_name(connection.engine.url) != _get_name(engine.url):
         return False
     identity = connection.exec_driver_sql(sql).all()
-    for _ in range(2):
-        with engine.connect() as own:
-            if own.exec_driver_sql(sql).all() == identity:
-                return True
-            own.invalidate()  # it may be from before a failover; a new one is not
+    for _ in range(2 if identity else 0):
+        try:
+            with engine.connect() as own:
+                if own.exec_driver_sql(sql).all() == identity:
+                    return True
+                own.invalidate()  # it may be from before a failover; a new one is not
+        except OSError as error:  # SQLAlchemy does not wrap a driver's error while connecting
+            msg = f"cannot ask the broker's server whether the connection is to it: {error}"
+            raise PublishError(msg) from error
     return False
 
 
 _IDENTITIES = {
     "postgresql": "SELECT pg_postmaster_start_time(), current_database()",
-    MYSQL[0]: "SHOW GLOBAL VARIABLES WHERE Variable_name IN "
-    "('server_uuid', 'server_uid', 'hostname', 'port', 'server_id', 'datadir')",
+    MYSQL[0]: "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')",
 }
-"""Statements that every user may send, and that no two servers answer alike. SQLite has none: its
-files are told apart by their paths.
+"""Statements that every user may send, and that no two servers answer alike. An old MariaDB, which
+has neither variable, answers nothing. SQLite has none: its files are told apart by their paths.
 """
 _ADDRESS_OPTIONS = ("host", "port", "service", "unix_socket")
 """Options of a URL that say where the server is; PostgreSQL's drivers take several hosts there."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 from weakref import WeakSet
@@ -85,8 +86,8 @@ class Outages:
         """End of the last outage of each kind."""
         self._pauses: WeakSet[asyncio.Event] = WeakSet()
         """Pauses after failures; setting an event ends its pause."""
-        self._recovered_at = -1.0
-        """Time of the last success that began to end a general outage."""
+        self._recovered_at = -inf
+        """Time of the last success that ended the pauses."""
 
     @property
     def is_general(self) -> bool:
@@ -128,13 +129,15 @@ class Outages:
     def record_success(self, part: Hashable) -> None:
         """Record that `part`, which had failed, works again.
 
-        The other parts of a general outage then try at once. After the last failing part of an
+        The other parts of a general outage then try at once, but not again within `LAST_BACKOFF`
+        seconds: in a partial outage some part works all the time. After the last failing part of an
         outage this logs that the outage is over.
         """
-        ends_general = self.is_general and part in self._outages[""].failing
+        is_general = self.is_general and part in self._outages[""].failing
         self._end(part)
-        if ends_general:
-            self._recovered_at = self._clock.monotonic()
+        now = self._clock.monotonic()
+        if is_general and now - self._recovered_at >= LAST_BACKOFF:
+            self._recovered_at = now
             for end in self._pauses:
                 with suppress(RuntimeError):  # its event loop is closed
                     end.set()

@@ -66,7 +66,7 @@ async def test_the_log_names_a_suspect_once(rig: Rig) -> None:
     [suspect] = await rig.put(delay=3600.0)
     await rig.execute(TWICE_LOST)
     await rig.execute(f"UPDATE message SET next_attempt_at = {rig.past(1)} WHERE state = 'PENDING'")
-    await eventually(lambda: rig.logged(f"messages [{suspect}] of q have lost leases"))
+    await eventually(lambda: rig.logged(f"messages [{suspect}] of q ended without an outcome"))
     await ticks(consumer._fetch_loop)
     go_on.set()
     await eventually(lambda: len(rig.handled) == 2)
@@ -91,7 +91,7 @@ async def test_a_last_delivery_that_another_process_has_handled_holds_up_no_clai
     [suspect] = await rig.put(delay=3600.0)
     await rig.execute(f"UPDATE message SET deliveries_count = 1 WHERE id = {suspect}")
     await rig.execute(f"UPDATE message SET next_attempt_at = {rig.past(1)} WHERE state = 'PENDING'")
-    await eventually(lambda: rig.logged(f"messages [{suspect}] of q have lost leases"))
+    await eventually(lambda: rig.logged(f"messages [{suspect}] of q ended without an outcome"))
     await rig.execute(f"DELETE FROM message WHERE id = {suspect}")
     shifted.shift += SOLO_LIMIT
     await eventually(lambda: not consumer._fetcher._solo_runs._suspects)

@@ -227,6 +227,28 @@ async def test_a_write_that_succeeds_while_other_loops_work_ends_no_pause() -> N
     assert pause.done()
 
 
+async def test_a_partial_outage_leaves_the_pauses_of_others() -> None:
+    """A part that works now and then, as with too many connections, ends them only now and then."""
+    source = VirtualTime()
+    clock = Clock(source)
+    outages = Outages(Said(), clock)
+    tries = 0
+
+    async def fail() -> float:
+        nonlocal tries
+        tries += 1
+        raise NotConnectedError("too many connections")
+
+    loop = Loop("failing", fail, Said(), clock)
+    loop.start(outages)
+    for _ in range(600):
+        outages.record_failure(1, "fetch loop", NotConnectedError("too many connections"))
+        await source.advance(0.1)
+        outages.record_success(1)
+    await loop.stop()
+    assert 6 <= tries <= 30
+
+
 async def test_a_pause_of_a_closed_event_loop_disturbs_no_other() -> None:
     outages = Outages(Said())
     other_loop = asyncio.new_event_loop()

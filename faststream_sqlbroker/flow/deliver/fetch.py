@@ -346,8 +346,9 @@ class Fetcher:
         """
         if new_ids := self._solo_runs.add_suspects(suspects, now):
             text = (
-                f"messages {new_ids} of {', '.join(self._settings.queues)} have lost leases and "
-                "may kill their process: each runs alone, and claims of other messages pause for it"
+                f"deliveries of messages {new_ids} of {', '.join(self._settings.queues)} ended "
+                "without an outcome, so they may kill their process: each runs alone, and claims "
+                "of other messages pause for it"
             )
             self._log(logging.WARNING, text, message_id=new_ids[0])
 

@@ -582,8 +582,8 @@ class Outcomes:
         """Replace the outcomes in `parts` that belong to `units`, which have lost rows.
 
         The rest of such a unit must not be written without these rows. Their messages are delivered
-        again, as after a failed COMMIT. `parts` is changed in place: the queue, or a batch that no
-        worker writes itself (origin RUNNING).
+        again; under the policy Once they end as unknown outcomes. `parts` is changed in place: the
+        queue, or a batch that no worker writes itself (origin RUNNING).
         """
         broken = [s for s in parts if s.unit in units]
         if broken:

@@ -55,8 +55,13 @@ class SoloScheduler:
         self._suspects: dict[
             int, tuple[Suspect, float]
         ] = {}  # id → the suspect, when it was first seen
-        self._waited: dict[int, float] = {}
-        """When suspects were first seen that were waited for in vain, and may be gone."""
+        self._waited: dict[int, tuple[float, float]] = {}
+        """Suspects that were waited for in vain, and may be gone.
+
+        When each was first seen, and when it was last waited for.
+        """
+        self._logged_at: dict[int, float] = {}
+        """When suspects were returned as new."""
         self._started_at: float | None = None
         self._drain_until: float | None = None
         self._drain_seconds = SOLO_WAIT
@@ -103,7 +108,7 @@ class SoloScheduler:
         self._drain_until = None
         self._others_until = now + max(SOLO_PAUSE, self._drain_seconds)
         # Another process may have handled them: only a claim that reports them again counts.
-        self._waited |= {i: self._suspects.pop(i)[1] for i in self._list_old(now)}
+        self._waited |= {i: (self._suspects.pop(i)[1], now) for i in self._list_old(now)}
         return ClaimTarget.OTHERS
 
     def has_waiting(self, now: float) -> bool:
@@ -138,14 +143,18 @@ class SoloScheduler:
     def add_suspects(self, suspects: Mapping[int, Suspect], now: float) -> list[int]:
         """Add the `suspects` of a claim: messages that may kill their process, left unclaimed.
 
-        A suspect that is reported again keeps the time since when it waits. Returns the ids of the
-        others.
+        A suspect that is reported again keeps the time since when it waits. Returns the ids of new
+        suspects, each at most once in `SOLO_LIMIT` seconds: one that is delivered again and again
+        is reported after each delivery.
         """
-        new_ids = [i for i in suspects if i not in self._suspects and i not in self._waited]
+        # A message that is reported only much later, such as after a redrive, is a new suspect.
+        self._waited = {i: w for i, w in self._waited.items() if now - w[1] < SOLO_LIMIT}
+        self._logged_at = {i: at for i, at in self._logged_at.items() if now - at < SOLO_LIMIT}
+        new_ids = [i for i in suspects if i not in {**self._suspects, **self._logged_at}]
+        self._logged_at |= dict.fromkeys(new_ids, now)
         for message_id, suspect in suspects.items():
-            _, first_seen = self._suspects.get(
-                message_id, (suspect, self._waited.pop(message_id, now))
-            )
+            since, _ = self._waited.pop(message_id, (now, now))
+            _, first_seen = self._suspects.get(message_id, (suspect, since))
             self._suspects[message_id] = (suspect, first_seen)
         return new_ids
 
