@@ -227,8 +227,8 @@ _IDENTITIES = {
     "postgresql": "SELECT pg_postmaster_start_time(), current_database()",
     MYSQL[0]: "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')",
 }
-"""Statements that every user may send, and that no two servers answer alike. An old MariaDB, which
-has neither variable, answers nothing. SQLite has none: its files are told apart by their paths.
+"""Statements that every user may send, and that no two servers answer alike. A MariaDB without
+these variables returns no row. SQLite needs no statement: paths tell its files apart.
 """
 _ADDRESS_OPTIONS = ("host", "port", "service", "unix_socket")
 """Options of a URL that say where the server is; PostgreSQL's drivers take several hosts there."""

@@ -175,7 +175,7 @@ async def test_what_a_user_may_not_see_is_named_with_its_right(
 async def test_bytes_in_a_statement_hide_transactions_of_mysql(
     broker: SqlBroker, engine: AsyncEngine, database: str
 ) -> None:
-    """Such as a body of bytes that another session publishes. All else is told."""
+    """Another session publishes a body of bytes; `health` still shows all other figures."""
     async with bytes_in_a_statement(engine):
         health = await broker.admin.health(old_transaction="24h")
     said = "all transactions, while a session runs a statement with bytes that are no text"

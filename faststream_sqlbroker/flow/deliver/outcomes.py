@@ -585,7 +585,8 @@ class Outcomes:
         again; under the policy Once they end as unknown outcomes. `parts` is changed in place: the
         queue, or a batch that no worker writes itself (origin RUNNING).
         """
-        broken = [s for s in parts if s.unit in units]
+        # Nearly every flush loses nothing, and `parts` may be long.
+        broken = [s for s in parts if s.unit in units] if units else []
         if broken:
             parts[:] = [s for s in parts if s.unit not in units]
             self.lost_leases.report_broken(broken, units)

@@ -150,7 +150,7 @@ class SoloScheduler:
         # A message that is reported only much later, such as after a redrive, is a new suspect.
         self._waited = {i: w for i, w in self._waited.items() if now - w[1] < SOLO_LIMIT}
         self._logged_at = {i: at for i, at in self._logged_at.items() if now - at < SOLO_LIMIT}
-        new_ids = [i for i in suspects if i not in {**self._suspects, **self._logged_at}]
+        new_ids = [i for i in suspects if i not in self._suspects and i not in self._logged_at]
         self._logged_at |= dict.fromkeys(new_ids, now)
         for message_id, suspect in suspects.items():
             since, _ = self._waited.pop(message_id, (now, now))
