@@ -11,8 +11,9 @@ from faststream_sqlbroker import RightsError, SetupError, SqlBroker, SqlBrokerSc
 from faststream_sqlbroker.core.clock import Clock, RealTime
 from faststream_sqlbroker.database.bulk import store as jobs
 from faststream_sqlbroker.database.store import Store
-from faststream_sqlbroker.flow.fleet.housekeeping import BUSY_PAUSE, JobRunner
+from faststream_sqlbroker.flow.fleet.housekeeping import BUSY_PAUSE, RIGHTS_INTERVAL, JobRunner
 from tests.accounts import account
+from tests.clock import ShiftedTime
 from tests.faststream.conftest import QUICK, Look, Make
 from tests.helpers import eventually
 from tests.quick_tables import TABLES
@@ -163,6 +164,43 @@ async def test_what_an_operator_may_not_do_is_not_left_to_others_by_mistake(
         left = await admin.redrive(state="DISCARDED", dry_run=False, wait=False)
         await engine.dispose()
     assert (await broker.admin.wait_for_job(left.id)).done == 1
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+async def test_a_process_that_gets_the_rights_for_jobs_needs_no_restart(
+    broker: SqlBroker, database_url: str, database: str
+) -> None:
+    await broker.publish("1", "q", delay=600.0)
+    begun = await broker.admin.bulk_retry(queue="q", dry_run=False, wait=False)
+    lines: list[str] = []
+    time = ShiftedTime()
+    with account(database_url) as user:
+        schema = "GRANT USAGE ON SCHEMA public TO {who}"
+        user.execute(*([schema] if database == "postgresql" else []), *CANCELS)
+        engine = user.engine()
+        runner = JobRunner(
+            Store(engine, TABLES), lambda _level, text, **_fields: lines.append(text), Clock(time)
+        )
+        runner.start()
+        runner.run_due()
+        await eventually(lambda: lines)
+        assert "leaves operators' jobs to others" in lines[0]
+        # Of each table: MariaDB and MySQL apply a grant of the database to new connections only.
+        tables = ("message", "message_archive", "message_policy_state")
+        user.execute(*(f"GRANT ALL ON {table} TO {{who}}" for table in tables))
+        if database == "postgresql":
+            user.execute("GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {who}")
+
+        async def has_ended() -> bool:
+            runner.run_due()
+            job = await broker.admin.job(begun.id)
+            return job is not None and job.state == "ended"
+
+        time.shift += RIGHTS_INTERVAL
+        await eventually(has_ended)
+        assert len(lines) == 2
+        await runner.stop()
+        await engine.dispose()
 
 
 async def test_a_job_is_stopped_and_resumed(

@@ -23,6 +23,10 @@ MAX_PAUSE = 5.0
 """Maximum seconds between two steps: while a slow job waits, another one may start."""
 BUSY_PAUSE = 1.0
 """Seconds until the next step while other processes work on all due jobs."""
+RIGHTS_INTERVAL = 60.0
+"""Seconds until a process without the rights for jobs may look for them again: GRANT needs no
+restart.
+"""
 
 
 class JobRunner:
@@ -39,11 +43,13 @@ class JobRunner:
         self._task: asyncio.Task[None] | None = None
         self._is_open = False
         self._is_allowed: bool | None = None
+        self._next_check_at = float("-inf")
 
     def start(self) -> None:
         """Let `run_due` start jobs; check the necessary rights again before the first job."""
         self._is_open = True
         self._is_allowed = None
+        self._next_check_at = float("-inf")
 
     async def stop(self) -> None:
         """Stop the task. Another process continues what the current batch has not committed.
@@ -111,21 +117,25 @@ class JobRunner:
         return step.pause if step.job is not None or step.pause != 0 else BUSY_PAUSE
 
     async def _has_rights(self) -> bool:
-        """Return True if the database user may run jobs; checked once, before the first job.
+        """Return True if the database user may run jobs; checked before the first job.
 
-        Jobs need more rights than a subscriber. A process without them leaves jobs to others.
+        Jobs need more rights than a subscriber. A process without them leaves jobs to others, and
+        checks again after `RIGHTS_INTERVAL`.
         """
-        if self._is_allowed is None:
+        if not self._is_allowed and self._clock.monotonic() >= self._next_check_at:
             # Most processes never have a job to run.
             from faststream_sqlbroker.database.bulk.store import ALL_ACTIVITIES  # noqa: PLC0415
 
             # Checked, not tried: a refused statement would make the whole process unhealthy.
             access = await self._store.access.find_missing_rights(ALL_ACTIVITIES)
-            self._is_allowed = not access.missing
-            if access.missing:
+            self._next_check_at = self._clock.monotonic() + RIGHTS_INTERVAL
+            was_allowed, self._is_allowed = self._is_allowed, not access.missing
+            if access.missing and was_allowed is None:
                 text = f"this process leaves operators' jobs to others: {access.describe()}"
                 self._log(logging.INFO, text)
-        return self._is_allowed
+            elif was_allowed is False and not access.missing:
+                self._log(logging.INFO, "this process has got the rights to run operators' jobs")
+        return bool(self._is_allowed)
 
 
 BATCH = 1_000
