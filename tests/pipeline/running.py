@@ -2,7 +2,7 @@
 
 import contextvars
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields
 from datetime import datetime, timezone
@@ -21,6 +21,7 @@ from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.rows import ClaimedMessage, HandlerServices
 from faststream_sqlbroker.database.dialects import create_dialect
 from faststream_sqlbroker.database.messages.handler import current_transaction
+from faststream_sqlbroker.flow.own_context import start_coroutine
 from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery, current_delivery_var
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
@@ -271,7 +272,9 @@ class Run:
             handle = subscriber._batches.wrap_handler(handle)
         return handle  # type: ignore[no-any-return]
 
-    async def _deliver(self, handle: Callable[[Any], Awaitable[Any]], number: int) -> None:
+    async def _deliver(
+        self, handle: Callable[[Any], Coroutine[Any, Any, Any]], number: int
+    ) -> None:
         case = self.case
         row = row_of(number, *axes.PAYLOADS[case.payload])
         raw: Any = row
@@ -285,7 +288,9 @@ class Run:
             if case.kind == "transactional":
                 _set(stack, current_transaction, _Transaction())  # type: ignore[arg-type]
             try:
-                await handle(raw)
+                # As a worker does: each message has a copy of the context.
+                if (suspended := start_coroutine(handle(raw))) is not None:
+                    await suspended
             except BaseException as error:
                 result = errors(error)
             left = self._left_behind()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from faststream_sqlbroker.flow import own_context
 from faststream_sqlbroker.subscriber.pipeline import choice, dependencies, dependency_models
 from faststream_sqlbroker.subscriber.pipeline.acknowledging import Acknowledger
 from faststream_sqlbroker.subscriber.pipeline.answers import AnswerPublisher
@@ -16,11 +17,13 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def message_left_in_the_context(patch: pytest.MonkeyPatch) -> None:
-    def leave(self: Any, tokens: Any, of_message: Any) -> None:
-        original(self, tokens, None)
+    class Shared:
+        """The caller's context, in place of a copy."""
 
-    original = Scopes.leave
-    patch.setattr(Scopes, "leave", leave)
+        def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+            return function(*arguments)
+
+    patch.setattr(own_context, "copy_context", Shared)
 
 
 def error_of_the_outcome_lost(patch: pytest.MonkeyPatch) -> None:

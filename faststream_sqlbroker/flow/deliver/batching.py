@@ -68,7 +68,7 @@ class BatchFiller:
             row = items[0]
             if row is None:
                 return False  # the subscriber stops
-            if self._get_slot_wait() > 0:
+            if row.slot is not None and get_slot_wait(row, self._clock) > 0:
                 return self._max_wait is not None
             if counts and (size := size + len(row.payload)) > prefetch.limit:
                 return False

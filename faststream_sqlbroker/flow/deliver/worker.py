@@ -212,7 +212,7 @@ class Worker(DeliveryRunner):
         finally:
             self._inflight.busy -= 1
 
-    async def _deliver_plain(  # noqa: C901 - a call less for each message
+    async def _deliver_plain(  # noqa: C901, PLR0912 - a call less for each message
         self, row: ClaimedMessage, current_delivery: CurrentDelivery
     ) -> float:
         """Run the handler on a single message, in the plain case that needs no other step.
@@ -254,7 +254,8 @@ class Worker(DeliveryRunner):
                 # later, and its messages would not be written.
                 row.no_chain_reason = ENDED
                 inflight.running -= 1
-                inflight.slots.record_end(row)
+                if row.slot is not None:
+                    inflight.slots.record_end(row)
                 now = monotonic()
                 inflight.times.record_end(started_at, now)
                 # The usual ack is queued without the checks of `Settlements`.
@@ -339,7 +340,7 @@ class Worker(DeliveryRunner):
             row.outcome is None
             and not row.attempts_count
             and row.expires_at is None
-            and not has_missed_slot(row, self._clock)
+            and (row.slot is None or not has_missed_slot(row, self._clock))
             and row.deliveries_count <= self._max_deliveries
             and not row.lease_lost
             and row.cancelled is None

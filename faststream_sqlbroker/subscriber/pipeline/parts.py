@@ -68,7 +68,8 @@ class Plain:
         """Create the message, call the handler, publish the answer, and ack.
 
         Does the work of FastStream's `process_message`, in the same order, and raises the same
-        errors. Scopes are FastStream's context around a message.
+        errors. Scopes are FastStream's context around a message. They are left after an error only:
+        the worker throws the context of a handled message away.
         """
         state = self._state
         scopes = self._scopes
@@ -77,6 +78,7 @@ class Plain:
         message: Any = None
         # Stays None if the message cannot be created, so that nothing is reset.
         message_tokens = None
+        is_handled = False
         self._lock.acquire()
         tokens = scopes.enter(state.logger.logger)
         try:
@@ -96,8 +98,10 @@ class Plain:
         else:
             if not is_quick or not ack_quickly(message):
                 await self._acknowledging.finish_handled(row, message)
+            is_handled = True
         finally:
-            scopes.leave(tokens, message_tokens)
+            if not is_handled:
+                scopes.leave(tokens, message_tokens)
             self._lock.release()
 
 
