@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 POLICY = Path("/usr/sbin/policy-rc.d")
@@ -31,11 +32,35 @@ def install(package: str) -> str | None:
         POLICY.chmod(0o755)
     try:
         command = [*sudo, apt, "install", "-y", "-qq", *WAIT, "--no-install-recommends", package]
-        if _run(command) and (_run([*sudo, apt, "update", "-qq", *WAIT]) or _run(command)):
+        if _run(command) and (_update(sudo, apt) or _run(command)):
             return f"apt-get install {package} failed"
     finally:
         if forbid:
             POLICY.unlink()
+    return None
+
+
+def unpack(package: str, place: Path) -> str | None:
+    """Unpack `package` into the new folder `place` without installing it; None, or why not in one
+    line. Another process may do the same at the same time.
+    """
+    apt = shutil.which("apt-get")
+    if apt is None:
+        return f"install {package} yourself, there is no apt-get here"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{package}-", dir=place.parent) as name:
+        folder = Path(name)
+        command = [apt, "download", "-qq", package]
+        sudo = _sudo()
+        if _run(command, folder) and (sudo is None or _update(sudo, apt) or _run(command, folder)):
+            return f"apt-get download {package} failed"
+        root = folder / "root"
+        for deb in folder.glob("*.deb"):
+            if _run(["dpkg-deb", "-x", str(deb), str(root)]):
+                return f"dpkg-deb cannot unpack {deb.name}"
+        root.chmod(0o755)
+        if not place.exists():
+            root.rename(place)
     return None
 
 
@@ -52,6 +77,12 @@ def _sudo() -> list[str] | None:
     return None
 
 
-def _run(command: list[str]) -> int:
+def _update(sudo: list[str], apt: str) -> int:
+    return _run([*sudo, apt, "update", "-qq", *WAIT])
+
+
+def _run(command: list[str], cwd: Path | None = None) -> int:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    return subprocess.run(command, env=environment, check=False, capture_output=True).returncode
+    return subprocess.run(
+        command, cwd=cwd, env=environment, check=False, capture_output=True
+    ).returncode

@@ -281,44 +281,62 @@ def wait_until_ready(url: str) -> None:
             return
 
 
+MARIADB_PLACES = ("/usr/sbin", "/usr/bin", "/usr/local/bin")
+
+
+def mariadb_server(folder: Path, port: int) -> list[str]:
+    """The command of a MariaDB server whose files are in `folder`, and which has no data yet."""
+    data = folder / "data"
+    temporary = folder / "tmp"
+    for made in (data, temporary):
+        made.mkdir()
+        shutil.chown(made, folder.owner())
+    return [
+        needed("mariadbd", "mariadb-server", *MARIADB_PLACES),
+        "--no-defaults",
+        f"--datadir={data}",
+        # A server that starts removes every temporary table in its tmpdir: in a shared one those of
+        # other servers too, which end.
+        f"--tmpdir={temporary}",
+        f"--port={port}",
+        "--bind-address=127.0.0.1",
+        f"--socket={folder}/socket",
+        f"--pid-file={folder}/pid",
+        "--innodb-flush-log-at-trx-commit=2",
+        "--max-connections=300",
+        # A client may stand still while it logs in.
+        "--connect-timeout=60",
+        "--skip-log-bin",
+        "--max-allowed-packet=64M",
+        "--innodb-buffer-pool-size=256M",
+    ]
+
+
+def install_mariadb(folder: Path, become: Callable[[], None]) -> None:
+    """Make the first data of the server in `folder`: its root needs no password."""
+    installer = needed("mariadb-install-db", "mariadb-server", *MARIADB_PLACES)
+    # The installer runs a server as well.
+    files = [f"--datadir={folder / 'data'}", f"--tmpdir={folder / 'tmp'}"]
+    options = ["--auth-root-authentication-method=normal", "--skip-test-db"]
+    run([installer, "--no-defaults", *files, *options], become, folder)
+
+
 @contextmanager
 def mariadb(*more: str) -> Iterator[tuple[str, Process]]:
     """A MariaDB whose root needs no password, reachable from this machine only; `more` are options
     of the server.
     """
-    places = ("/usr/sbin", "/usr/bin", "/usr/local/bin")
-    server = needed("mariadbd", "mariadb-server", *places)
-    installer = needed("mariadb-install-db", "mariadb-server", *places)
     with folder_of("mysql") as (folder, become):
-        data = folder / "data"
-        temporary = folder / "tmp"
         port = free_port()
-        for made in (data, temporary):
-            made.mkdir()
-            shutil.chown(made, folder.owner())
-        # A server that starts removes every temporary table in its tmpdir: in a shared one those of
-        # other servers too, which end. The installer runs a server as well.
-        common = ["--no-defaults", f"--datadir={data}", f"--tmpdir={temporary}"]
-        run(
-            [installer, *common, "--auth-root-authentication-method=normal", "--skip-test-db"],
-            become,
-            folder,
-        )
-        options = [
-            f"--port={port}",
-            "--bind-address=127.0.0.1",
-            f"--socket={folder}/socket",
-            f"--pid-file={folder}/pid",
-            "--innodb-flush-log-at-trx-commit=2",
-            "--max-connections=300",
-            # A client may stand still while it logs in.
-            "--connect-timeout=60",
-            "--skip-log-bin",
-            "--max-allowed-packet=64M",
-            "--innodb-buffer-pool-size=256M",
-        ]
-        with running([server, *common, *options, *more], become, folder, port) as process:
-            yield f"mariadb+pymysql://root@127.0.0.1:{port}/mysql", process
+        command = mariadb_server(folder, port)
+        install_mariadb(folder, become)
+        with running([*command, *more], become, folder, port) as process:
+            yield mariadb_url(port), process
+
+
+def mariadb_url(port: int) -> str:
+    """The URL of the administrator of a private MariaDB."""
+    return f"mariadb+pymysql://root@127.0.0.1:{port}/mysql"
 
 
 OLDEST_MYSQL = (8, 0, 19)

@@ -1,0 +1,215 @@
+"""A private Galera cluster: MariaDB servers that replicate to each other, all of which take writes.
+
+The servers are those of `tools.private`. Debian 12's package of MariaDB brings Galera's library;
+where it is missing it is unpacked into the cache folder, not installed.
+"""
+
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pymysql
+
+from tools.packages import unpack
+from tools.private import (
+    CannotDownloadError,
+    CannotStartError,
+    Process,
+    find,
+    folder_of,
+    install_mariadb,
+    mariadb_server,
+    mariadb_url,
+)
+from tools.unstable import cache
+
+PACKAGE = "galera-4"
+LIBRARY = "libgalera_smm.so"
+PLACES = ("/usr/lib/galera", "/usr/lib/galera-4", "/usr/lib64/galera-4")
+TIMEOUT = 60.0
+"""Seconds in which a node that accepts connections must be part of the cluster."""
+
+
+class Node(Process):
+    """A server of a cluster, which `start` joins again after a `stop` or a `crash`.
+
+    Start it in a thread that lives as long as the node: the server ends with the thread.
+    """
+
+    def __init__(self, folder: Path, become: Callable[[], None], ports: list[int]) -> None:
+        """A node whose files are in `folder`.
+
+        `ports` are those of clients, of the group, of missed changes and of a copy of all data.
+        """
+        super().__init__(mariadb_server(folder, ports[0]), become, folder, ports[0])
+        self._plain_command = self._command
+        self._ports = ports
+
+    @property
+    def url(self) -> str:
+        """The URL of its administrator."""
+        return mariadb_url(self.port)
+
+    @property
+    def group_address(self) -> str:
+        """Where the other nodes reach it."""
+        return f"127.0.0.1:{self._ports[1]}"
+
+    def configure(self, library: str, members: list["Node"]) -> None:
+        """Make it a node of the cluster of `members`."""
+        _, group, changes, copy = self._ports
+        provider = {
+            "base_port": group,
+            "gmcast.listen_addr": f"tcp://{self.group_address}",
+            "ist.recv_addr": f"127.0.0.1:{changes}",
+            "gcache.size": "32M",
+            # A node that is killed or stopped is out of the group after some seconds, not 15.
+            "evs.keepalive_period": "PT0.5S",
+            "evs.inactive_check_period": "PT0.5S",
+            "evs.suspect_timeout": "PT3S",
+            "evs.inactive_timeout": "PT6S",
+            "evs.install_timeout": "PT6S",
+        }
+        self._plain_command += [
+            "--wsrep-on=ON",
+            f"--wsrep-provider={library}",
+            f"--wsrep-provider-options={';'.join(f'{n}={v}' for n, v in provider.items())}",
+            "--wsrep-cluster-name=sqlbroker",
+            f"--wsrep-node-name={self._folder.name}",
+            f"--wsrep-node-address={self.group_address}",
+            "--wsrep-sst-method=rsync",
+            f"--wsrep-sst-receive-address=127.0.0.1:{copy}",
+            "--binlog-format=ROW",
+            "--innodb-autoinc-lock-mode=2",
+            "--innodb-buffer-pool-size=64M",
+            "--innodb-log-file-size=32M",
+        ]
+        self._members = ",".join(member.group_address for member in members)
+
+    def start(self, *, first: bool = False) -> None:
+        """Start it, and wait until it takes writes; the `first` one of the cluster has no others.
+
+        Raises:
+            CannotStartError: it ended, or is no part of the cluster in time.
+        """
+        address = f"--wsrep-cluster-address=gcomm://{'' if first else self._members}"
+        self._command = [*self._plain_command, address, *([] if first else self._recover())]
+        super().start()
+        deadline = time.monotonic() + TIMEOUT
+        while not self.is_synced():
+            if time.monotonic() > deadline:
+                msg = f"{self._folder.name} is no part of its cluster: see {self.log}"
+                raise CannotStartError(msg)
+            time.sleep(0.05)
+
+    def _recover(self) -> list[str]:
+        """Options with the last change that it has: a crash has not written that down."""
+        if not (self._folder / "data" / "ibdata1").exists():
+            return []
+        done = subprocess.run(
+            [*self._plain_command, "--wsrep-recover"],
+            preexec_fn=self._become,
+            cwd=self._folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=TIMEOUT,
+        )
+        found = re.findall(r"Recovered position:? ?([0-9a-f-]{36}:-?\d+)", done.stdout)
+        return [f"--wsrep-start-position={found[-1]}"] if found else []
+
+    def pause(self) -> None:
+        """Let it stand still: after some seconds the others go on without it."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on; it joins the others again by itself."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        if self._server is not None:
+            self._server.send_signal(number)
+
+    def is_synced(self) -> bool:
+        """Whether it takes writes, as a part of the cluster that has the majority."""
+        try:
+            return self.status("wsrep_ready") == "ON" and (
+                self.status("wsrep_local_state_comment") == "Synced"
+            )
+        except pymysql.Error:
+            return False
+
+    def status(self, name: str) -> str:
+        """The value of a status variable, such as wsrep_cluster_size."""
+        with (
+            pymysql.connect(
+                host="127.0.0.1", port=self.port, user="root", connect_timeout=5, read_timeout=5
+            ) as connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute("SHOW GLOBAL STATUS WHERE Variable_name = %s", (name,))
+            [(_, value)] = cursor.fetchall()
+            return str(value)
+
+
+@contextmanager
+def cluster(size: int = 2) -> Iterator[list[Node]]:
+    """A cluster of `size` nodes, all started; their root needs no password.
+
+    Raises:
+        CannotStartError: a node does not start, or Galera's library is not on this machine and
+            cannot be downloaded.
+    """
+    with ExitStack() as stack:
+        folder, become = stack.enter_context(folder_of("mysql"))
+        ports = _free_ports(4 * size)
+        nodes: list[Node] = []
+        for number in range(size):
+            place = folder / f"node{number}"
+            place.mkdir()
+            shutil.chown(place, folder.owner())
+            nodes.append(Node(place, become, ports[4 * number : 4 * number + 4]))
+        install_mariadb(folder / "node0", become)
+        library = _library()  # the package of the server may have brought it
+        for node in nodes:
+            node.configure(library, nodes)
+            stack.callback(node.crash)
+            node.start(first=node is nodes[0])
+        yield nodes
+
+
+def _library() -> str:
+    """Path of Galera's library: installed, unpacked before, or unpacked now.
+
+    Raises:
+        CannotDownloadError: it is not there, and its package cannot be had.
+    """
+    place = cache() / PACKAGE
+    places = (*PLACES, *(f"{place}{installed}" for installed in PLACES))
+    path = find(LIBRARY, *places)
+    if path is None:
+        problem = unpack(PACKAGE, place)
+        path = find(LIBRARY, *places)
+        if path is None:
+            msg = f"{LIBRARY} is not installed ({problem or f'{PACKAGE} does not bring it'})"
+            raise CannotDownloadError(msg)
+    return path
+
+
+def _free_ports(count: int) -> list[int]:
+    """Different ports on which no process listens now."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
