@@ -26,7 +26,7 @@ from faststream_sqlbroker.database.parts.channel_rows import get_consumer_key, p
 from faststream_sqlbroker.database.parts.live_subscribers import match_active, match_pause
 from faststream_sqlbroker.database.query import Query
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
-from faststream_sqlbroker.schema.types import clock
+from faststream_sqlbroker.schema.types import MYSQL, clock
 
 CONSUMING = (Activity.CONSUME, Activity.ARCHIVE, Activity.STATE, Activity.REDRIVE)
 """The database activities of a consumer's requests."""
@@ -80,9 +80,10 @@ class PullJobStore(StoreSubject):
     def claims_without_lock(self) -> bool:
         """True if a job may be claimed while the consumer's type changes, and a little later.
 
-        A claim in a transaction locks the consumer's row; a single statement does not.
+        A claim in a transaction locks the consumer's row; a single statement does not. In a cluster
+        of MySQL or MariaDB with several writers, the lock holds on one server only.
         """
-        return self._dialect.single_statement_jobs is not None
+        return self._dialect.single_statement_jobs is not None or self._dialect.name in MYSQL
 
     async def list_queued(
         self, queue: str, after: str | None, limit: int, *, include_expired: bool = True

@@ -279,11 +279,12 @@ async def test_a_request_that_was_let_in_before_takes_no_job_of_a_push_consumer(
         assert [row["state"] for row in await look.rows()] == ["PENDING"]
 
 
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 async def test_a_job_that_is_taken_during_a_change_to_push_is_queued_again(
     broker: SqlBroker, monkeypatch: pytest.MonkeyPatch, look: Look
 ) -> None:
-    """By a statement that has begun before the change was committed, and ends after it."""
+    """By a statement that has begun before the change was committed, and ends after it; on MariaDB
+    and MySQL by another server of a cluster."""
     pulling = Pulling(broker)
     async with pulling.http:
         await pulling.broadcast()

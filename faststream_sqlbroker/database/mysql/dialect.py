@@ -34,6 +34,7 @@ from faststream_sqlbroker.database.mysql.error_codes import DUPLICATE_ENTRY, Mys
 from faststream_sqlbroker.database.mysql.many_queues import PairsClaim
 from faststream_sqlbroker.database.operations import UNRESTORED
 from faststream_sqlbroker.database.parts.claimed_rows import load_payload
+from faststream_sqlbroker.database.parts.policy_state import ORDERED, SCOPE, raise_versions
 from faststream_sqlbroker.database.parts.sizes import SizeLimit, create_packet_limit, iter_chunks
 from faststream_sqlbroker.database.query import Work
 from faststream_sqlbroker.exceptions import SetupError
@@ -44,6 +45,16 @@ MAX_TIMEOUT = 31_536_000
 """Maximum value of wait_timeout and idle_transaction_timeout: a year (seconds)."""
 
 _SIZE_LIMIT = "sqlbroker_size_limit"
+
+_CERTIFIES = "sqlbroker_certifies"
+
+_CLUSTERS = (
+    "SHOW GLOBAL VARIABLES WHERE (Variable_name = 'wsrep_on' AND Value = 'ON') "
+    "OR (Variable_name = 'group_replication_group_name' AND Value <> '')"
+)
+"""Finds a row on a server of Galera or of group replication. Their other servers may take writes
+now, or after a change of the cluster's mode while this process runs.
+"""
 
 _RENAMED_IN = (11, 1)
 """The MariaDB version that renamed the variable of the isolation level to MySQL's name; it warns
@@ -118,6 +129,29 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
             limit = connection.info[_SIZE_LIMIT] = create_packet_limit(int(max_packet))
         self.known_size_limit = limit
         return limit
+
+    def lock_order(self, connection: Connection, queues: Sequence[str]) -> set[str]:
+        """Lock the claims of free queues as the base does, in a cluster by a write."""
+        locked = super().lock_order(connection, queues)
+        return self._write_locked(connection, ORDERED, locked)
+
+    def lock_scopes(self, connection: Connection, names: Sequence[str]) -> set[str]:
+        """Lock free budgets as the base does, in a cluster by a write."""
+        locked = super().lock_scopes(connection, names)
+        return self._write_locked(connection, SCOPE, locked)
+
+    def _write_locked(self, connection: Connection, scope: str, locked: set[str]) -> set[str]:
+        """Raise the versions of the locked rows on a server of a cluster; return `locked`.
+
+        A cluster with several writers does not lock a row on its other servers. It compares the
+        rows that two transactions have written, and refuses the COMMIT of one of them.
+        """
+        info = connection.info
+        if locked and _CERTIFIES not in info:
+            info[_CERTIFIES] = connection.exec_driver_sql(_CLUSTERS).first() is not None
+        if locked and info[_CERTIFIES]:
+            raise_versions(connection, self.tables.policy_state, scope, sorted(locked))
+        return locked
 
     def begin(self, connection: Connection, idle_limit: float | None = None) -> None:
         """Request READ COMMITTED for this transaction only, and set the idle limit (seconds).

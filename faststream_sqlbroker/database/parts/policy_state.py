@@ -17,6 +17,7 @@ from sqlalchemy import (
     delete,
     literal,
     select,
+    update,
 )
 
 from faststream_sqlbroker.core.correlation import create_database_id, is_database_id
@@ -80,6 +81,15 @@ def lock_order(
     row = {"scope": scope}
     upsert(connection, table, [{**row, "key": queue} for queue in missing], replaced=("scope",))
     return locked | select_keys(missing, lock=True)
+
+
+def raise_versions(connection: Connection, table: Table, scope: str, keys: Sequence[str]) -> None:
+    """Write the rows `keys` of `scope`, which the transaction has locked, by raising `counter`.
+
+    Only a changed value is a write for a cluster that compares the writes of transactions.
+    """
+    statement = update(table).where(match_key(table)).values(counter=table.c.counter + 1)
+    connection.execute(statement, [{"of_scope": scope, "of_key": key} for key in keys])
 
 
 def record_starts(
