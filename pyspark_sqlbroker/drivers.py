@@ -6,8 +6,10 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import ZipFile
 
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -19,6 +21,10 @@ JARS_VARIABLE = "SQLBROKER_SPARK_JARS"
 
 MIN_JAVA = 17
 """Minimum version of Java for Spark 4."""
+
+MAX_SUBJECT_JAVA = 23
+"""Maximum version of Java with `Subject.getSubject`."""
+SUBJECT_CLASS = "org/apache/hadoop/security/authentication/util/SubjectUtil.class"
 
 DEBIAN_JARS = Path("/usr/share/java")
 UNKNOWN_VERSION = "unknown"
@@ -241,7 +247,8 @@ def require_java() -> JavaRuntime:
     """Find Java as `find_java` does, or raise an error.
 
     Raises:
-        SetupError: there is none, or it is older than 17; the message says what to install.
+        SetupError: there is none, it is older than 17, or too new for the Spark that is installed;
+            the message says what to install.
     """
     java = find_java()
     searched = f"JAVA_HOME={os.environ['JAVA_HOME']}" if "JAVA_HOME" in os.environ else "PATH"
@@ -253,7 +260,25 @@ def require_java() -> JavaRuntime:
             f"Spark needs Java {MIN_JAVA} or newer, but {java.path} is version {java.version} "
             f"({searched}): {hint}"
         )
+    spark = _find_spark_without_subject() if java.version > MAX_SUBJECT_JAVA else None
+    if spark is not None:
+        raise SetupError(
+            f"{spark} does not start on Java {java.version} ({searched}), which has no getSubject: "
+            f"install Java {MIN_JAVA} to {MAX_SUBJECT_JAVA} and set JAVA_HOME, or a newer pyspark"
+        )
     return java
+
+
+def _find_spark_without_subject() -> str | None:
+    """Return the name of a Spark whose Hadoop calls `getSubject`, or None."""
+    module = find_spec("pyspark")
+    home = os.environ.get("SPARK_HOME") or Path((module and module.origin) or "").parent
+    for jar in Path(home, "jars").glob("hadoop-client-api-*.jar"):
+        with ZipFile(jar) as classes:
+            if SUBJECT_CLASS not in classes.namelist():
+                core = next(jar.parent.glob("spark-core_*.jar"), None)
+                return f"Spark {core.stem.rpartition('-')[2]}" if core else f"Spark with {jar.name}"
+    return None
 
 
 # The Java of a running Spark session.

@@ -61,9 +61,9 @@ def build_session(
         spark-submit stay: its jars and Java options are extended, its other settings win.
 
     Raises:
-        SetupError: Java is missing or older than 17, a driver is missing or too old, an unknown
-            database, or Java is running already and was started without the drivers. The session
-            runs on then.
+        SetupError: Java is missing, older than 17 or too new for this Spark, a driver is missing or
+            too old, an unknown database, or Java is running already and was started without the
+            drivers. The session runs on then.
     """
     kinds = parse_kinds(databases)
     running = _get_running()

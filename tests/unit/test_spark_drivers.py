@@ -4,6 +4,7 @@ import os
 import stat
 from importlib import metadata
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from typer.testing import CliRunner
@@ -156,6 +157,40 @@ def test_missing_and_old_java_are_reported(
     if said == "what?":
         java(home, 'openjdk version "21.0.1"')
         assert drivers.require_java().version == 21
+
+
+@pytest.mark.parametrize(
+    ("said", "has_class", "refused"),
+    [
+        ('openjdk version "25.0.1" 2025-10-21', False, True),
+        ('openjdk version "25-ea" 2025-09-16', False, True),
+        ('openjdk version "25.0.1" 2025-10-21', True, False),
+        ('openjdk version "23.0.2" 2025-01-21', False, False),
+    ],
+)
+def test_a_java_without_what_hadoop_calls_is_named(
+    nothing_installed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: str,
+    has_class: bool,
+    refused: bool,
+) -> None:
+    """Spark 4.1 would start it, and fail with "getSubject is not supported"."""
+    home, spark = nothing_installed / "jdk", nothing_installed / "spark"
+    java(home, said)
+    jars = spark / "jars"
+    jars.mkdir(parents=True)
+    (jars / "spark-core_2.13-4.1.4.jar").touch()
+    with ZipFile(jars / "hadoop-client-api-3.4.2.jar", "w") as classes:
+        classes.writestr(drivers.SUBJECT_CLASS if has_class else "another.class", "")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    monkeypatch.setenv("SPARK_HOME", str(spark))
+    if not refused:
+        assert drivers.require_java().path == f"{home}/bin/java"
+        return
+    with pytest.raises(SetupError, match=r"Spark 4\.1\.4 does not start on Java 25") as caught:
+        drivers.require_java()
+    assert "Java 17 to 23" in str(caught.value)
 
 
 def test_a_session_is_refused_before_java_starts(monkeypatch: pytest.MonkeyPatch) -> None:
