@@ -1,8 +1,7 @@
-"""MySQL where the system has none: Debian unstable's, unpacked once into a cache folder and run by
-its own loader.
+"""Programs of a newer Debian, unpacked once into a cache folder and run by their own loader.
 
-Nothing is installed. What is unpacked stays for the next time; remove the folder to get a newer
-one.
+MySQL comes from there, which this Debian has not, and what `tools.versions` tries. Nothing is
+installed. What is unpacked stays for the next time; remove the folder to get a newer one.
 """
 
 import fcntl
@@ -10,16 +9,76 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGE = "mysql-server-core"
 KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 SOURCES = Path("/etc/apt")
 TIMEOUT = 300.0
 """Seconds that apt gets for one step."""
 ATTEMPTS = 2
+ALWAYS = ("sid", "unstable")
+"""Suites of any mirror. Unstable's own sources name them; its code name is the next release's."""
+
+
+@dataclass(frozen=True)
+class Packages:
+    """Packages of a Debian, and which of their programs are used.
+
+    Attributes:
+        folder: The folder's name in the cache.
+        suite: Which Debian.
+        names: The packages; what they depend on comes with them.
+        programs: Paths below `usr`, with options and their paths below the folder that each start
+            gets.
+        megabytes: What is downloaded.
+    """
+
+    folder: str
+    suite: str
+    names: tuple[str, ...]
+    programs: Mapping[str, Mapping[str, str]]
+    megabytes: int
+
+
+MYSQL = Packages(
+    "mysql-unstable",
+    "sid",
+    ("mysql-server-core",),
+    {
+        "sbin/mysqld": {
+            "basedir": "",
+            "lc-messages-dir": "/share/mysql",
+            "character-sets-dir": "/share/mysql/charsets",
+            "plugin-dir": "/lib/mysql/plugin",
+        }
+    },
+    60,
+)
+MARIADB = Packages(
+    "mariadb-11.8",
+    "trixie",
+    ("mariadb-server-core", "mariadb-client-core"),
+    {
+        "sbin/mariadbd": {
+            "basedir": "",
+            "lc-messages-dir": "/share/mariadb",
+            "character-sets-dir": "/share/mariadb/charsets",
+            "plugin-dir": "/lib/mysql/plugin",
+        },
+        "bin/mariadb-install-db": {"basedir": ""},
+        "bin/my_print_defaults": {},
+        "bin/resolveip": {},
+    },
+    17,
+)
+PYTHONS = {
+    version: Packages(name, suite, (name,), {f"bin/{name}": {}}, 17)
+    for version, suite in (("3.13", "trixie"), ("3.14", "sid"))
+    for name in (f"python{version}",)
+}
 
 
 class DownloadError(Exception):
@@ -36,19 +95,41 @@ def cache() -> Path:
 
 
 def mysqld() -> str:
-    """Path of a MySQL server that was unpacked before, or is now; processes wait for one another.
+    """Path of a MySQL server that was unpacked before, or is now.
 
     Raises:
         DownloadError: the packages cannot be had here.
     """
-    place = cache() / "mysql-unstable"
-    server = place / "mysqld"
-    if not server.exists():
+    return str(unpacked(MYSQL) / "mysqld")
+
+
+def unpacked(packages: Packages) -> Path:
+    """The folder with the programs of `packages`, unpacked before or now.
+
+    Raises:
+        DownloadError: the packages cannot be had here.
+    """
+    first = Path(next(iter(packages.programs))).name
+    return kept(packages.folder, first, lambda folder: _unpack(folder, packages))
+
+
+def kept(name: str, made: str, fill: Callable[[Path], None]) -> Path:
+    """The folder `name` of the cache. Without a file `made` in it, `fill` makes its contents, in
+    the folder `unpacked` of one that is its own: it is whole, or not there. Processes wait for one
+    another.
+    """
+    place = cache() / name
+    if not (place / made).exists():
         place.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(place.parent / "mysql-unstable.lock"):
-            if not server.exists():
-                _unpack(place)
-    return str(server)
+        with _locked(place.with_name(f"{name}.lock")):
+            if not (place / made).exists():
+                with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=place.parent) as given:
+                    folder = Path(given)
+                    folder.chmod(0o755)
+                    fill(folder)
+                    shutil.rmtree(place, ignore_errors=True)
+                    (folder / "unpacked").rename(place)
+    return place
 
 
 @contextmanager
@@ -58,42 +139,38 @@ def _locked(file: Path) -> Iterator[None]:
         yield
 
 
-def _unpack(place: Path) -> None:
-    """Fill a folder under another name first: `place` is whole, or it is not there."""
+def _unpack(folder: Path, packages: Packages) -> None:
     source = mirror()
-    print("unpacking Debian unstable's MySQL, about 60 MB ...", flush=True)
-    with tempfile.TemporaryDirectory(prefix="mysql-", dir=place.parent) as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        debs = _download(folder, source)
-        root = folder / "unpacked" / "root"
-        for part in ("lib", "lib64", "bin", "sbin"):
-            (root / "usr" / part).mkdir(parents=True)
-            (root / part).symlink_to(f"usr/{part}")
-        for deb in debs:
-            _run(["dpkg-deb", "-x", str(deb), str(root)])
-        _write_starter(root)
-        shutil.rmtree(place, ignore_errors=True)
-        root.parent.rename(place)
+    print(
+        f"unpacking {packages.names[0]} of Debian {packages.suite}, about "
+        f"{packages.megabytes} MB ...",
+        flush=True,
+    )
+    debs = _download(folder, source, packages)
+    root = folder / "unpacked" / "root"
+    for part in ("lib", "lib64", "bin", "sbin"):
+        (root / "usr" / part).mkdir(parents=True)
+        (root / part).symlink_to(f"usr/{part}")
+    for deb in debs:
+        _run(["dpkg-deb", "-x", str(deb), str(root)])
+    _write_starters(root, packages)
 
 
-def mirror() -> str:
+def mirror(release_file: Path = Path("/etc/os-release")) -> str:
     """The Debian mirror that this machine's own release comes from.
 
     Raises:
         DownloadError: this is no Debian, or its sources name none.
     """
     release = dict(
-        line.split("=", 1)
-        for line in Path("/etc/os-release").read_text().splitlines()
-        if "=" in line
+        line.split("=", 1) for line in release_file.read_text().splitlines() if "=" in line
     )
     if release.get("ID") != "debian" or not shutil.which("apt-get") or not KEYS.exists():
         msg = "only Debian has packages that can be unpacked here"
         raise DownloadError(msg)
     suite = release.get("VERSION_CODENAME", "").strip('"')
     for address, suites, components in _sources():
-        if suite in suites and "main" in components:
+        if "main" in components and not {suite, *ALWAYS}.isdisjoint(suites):
             return address
     msg = f"no source in {SOURCES} names a mirror of Debian {suite}"
     raise DownloadError(msg)
@@ -124,8 +201,8 @@ def _sources() -> Iterator[tuple[str, list[str], list[str]]]:
                 )
 
 
-def _download(folder: Path, source: str) -> list[Path]:
-    """The packages of the server and of all it needs, with a package database of their own.
+def _download(folder: Path, source: str, packages: Packages) -> list[Path]:
+    """The packages and all that they need, with a package database of their own.
 
     Raises:
         DownloadError: it failed twice.
@@ -134,7 +211,9 @@ def _download(folder: Path, source: str) -> list[Path]:
     debs = folder / "debs"
     for part in (apt / "etc", apt / "state/lists/partial", apt / "cache/archives/partial", debs):
         part.mkdir(parents=True)
-    (apt / "etc/sources.list").write_text(f"deb [signed-by={KEYS}] {source} sid main\n")
+    (apt / "etc/sources.list").write_text(
+        f"deb [signed-by={KEYS}] {source} {packages.suite} main\n"
+    )
     (apt / "state/status").touch()
     options = {
         "Dir::Etc": apt / "etc",
@@ -155,7 +234,7 @@ def _download(folder: Path, source: str) -> list[Path]:
         try:
             _run([*command, "update", "--error-on=any"])
             plan = _run(
-                [*command, "-s", "install", "--no-install-recommends", PACKAGE]
+                [*command, "-s", "install", "--no-install-recommends", *packages.names]
             ).splitlines()
             _run(
                 [
@@ -191,28 +270,34 @@ def _run(command: list[str], cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def _write_starter(root: Path) -> None:
-    """A `mysqld` next to `root`: the unpacked one, with its own release's loader and libraries."""
+def _write_starters(root: Path, packages: Packages) -> None:
+    """Each program next to `root`: the unpacked one, with its own release's loader and libraries.
+
+    Links lead to the files that Python looks for next to itself, and MariaDB in its `--basedir`.
+    """
+    place = root.parent
     usr = root / "usr"
     loaders = sorted(usr.glob("lib*/**/ld-linux-*.so.*"))
     libraries = sorted(usr.glob("lib/*-linux-gnu*"))
-    if not loaders or not libraries or not (usr / "sbin/mysqld").exists():
-        msg = f"{PACKAGE} no longer brings a server, a loader and libraries"
+    programs = {usr / path: options for path, options in packages.programs.items()}
+    if not loaders or not libraries or not all(program.exists() for program in programs):
+        msg = f"{packages.names[0]} no longer brings its programs, a loader and libraries"
         raise DownloadError(msg)
-    loader, library = (
-        f'"$here"/{found[0].relative_to(root.parent)}' for found in (loaders, libraries)
-    )
-    options = {
-        "basedir": "",
-        "lc-messages-dir": "/share/mysql",
-        "character-sets-dir": "/share/mysql/charsets",
-        "plugin-dir": "/lib/mysql/plugin",
-    }
-    placed = " ".join(f'--{name}="$here"/root/usr{value}' for name, value in options.items())
-    starter = root.parent / "mysqld"
-    starter.write_text(
-        "#!/bin/sh\nhere=${0%/*}\n"
-        f'exec {loader} --library-path {library}:"$here"/root/usr/lib/mysql/private '
-        f'"$here"/root/usr/sbin/mysqld "$@" {placed}\n'
-    )
-    starter.chmod(0o755)
+    loader, library = (f'"$here"/{found[0].relative_to(place)}' for found in (loaders, libraries))
+    loading = f'{loader} --argv0 "$0" --library-path {library}:"$here"/root/usr/lib/mysql/private '
+    for name, target in {
+        "bin": ".",
+        "sbin": ".",
+        "lib": "root/usr/lib",
+        "share": "root/usr/share",
+    }.items():
+        (place / name).symlink_to(target)
+    for program, options in programs.items():
+        placed = "".join(f' --{name}="$here"{path}' for name, path in options.items())
+        script = program.read_bytes().startswith(b"#!")
+        starter = place / program.name
+        starter.write_text(
+            '#!/bin/sh\nhere=$(readlink -f "$0")\nhere=${here%/*}\n'
+            f'exec {"" if script else loading}"$here"/{program.relative_to(place)} "$@"{placed}\n'
+        )
+        starter.chmod(0o755)

@@ -1,5 +1,6 @@
 """Where the tests' servers come from, and the message if one is missing."""
 
+import subprocess
 import sys
 import threading
 import time
@@ -125,18 +126,51 @@ def test_mariadb_and_mysql_are_told_apart(kind: str, other: str, servers: Server
 
 
 @pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("suite", ["bookworm", "sid"])
 def test_the_mirror_is_the_machines_own(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, suite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Unstable's code name is that of the next release, which its sources do not name."""
+    if not unstable.KEYS.exists():
+        pytest.skip("only Debian has packages that can be unpacked here")
+    codename = "bookworm" if suite == "bookworm" else "forky"
+    (tmp_path / "os-release").write_text(f"ID=debian\nVERSION_CODENAME={codename}\n")
     (tmp_path / "sources.list.d").mkdir()
-    (tmp_path / "sources.list.d" / name).write_text(SOURCES[name])
+    told = SOURCES[name].replace("bookworm", suite)
+    (tmp_path / "sources.list.d" / name).write_text(told)
     monkeypatch.setattr(unstable, "SOURCES", tmp_path)
-    found = [
-        address
-        for address, suites, parts in unstable._sources()
-        if "bookworm" in suites and "main" in parts
-    ]
-    assert found == [f"http://{name.partition('.')[0]}.example/debian"]
+    assert unstable.mirror(tmp_path / "os-release") == (
+        f"http://{name.partition('.')[0]}.example/debian"
+    )
+
+
+def test_programs_start_with_their_own_loader(tmp_path: Path) -> None:
+    """Also by a link, as in an environment of Python; a script starts as it is."""
+    place = tmp_path / "place"
+    usr = place / "root" / "usr"
+    loader = usr / "lib" / "x86_64-linux-gnu" / "ld-linux-x86-64.so.2"
+    for path, content in {
+        loader: '#!/bin/sh\necho "loaded $@"\n',
+        usr / "bin" / "tool": "\x7fELF",
+        usr / "sbin" / "script": '#!/bin/sh\necho "script $@"\n',
+    }.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+        path.chmod(0o755)
+    programs = {"bin/tool": {}, "sbin/script": {"basedir": "", "share": "/share/x"}}
+    unstable._write_starters(
+        place / "root", unstable.Packages("place", "sid", ("tool",), programs, 1)
+    )
+    link = tmp_path / "link"
+    link.symlink_to(place / "tool")
+    said = subprocess.check_output([link, "a b"], text=True)
+    library = f"{loader.parent}:{usr}/lib/mysql/private"
+    assert said == f"loaded --argv0 {link} --library-path {library} {usr}/bin/tool a b\n"
+    said = subprocess.check_output([place / "sbin" / "script", "x"], text=True)
+    assert said == f"script x --basedir={place} --share={place}/share/x\n"
+    gone = unstable.Packages("place", "sid", ("tool",), {"bin/gone": {}}, 1)
+    with pytest.raises(unstable.DownloadError, match="tool no longer brings its programs"):
+        unstable._write_starters(place / "root", gone)
 
 
 def test_a_download_is_unpacked_once_for_all_processes(
@@ -144,11 +178,12 @@ def test_a_download_is_unpacked_once_for_all_processes(
 ) -> None:
     unpacked: list[Path] = []
 
-    def unpack(place: Path) -> None:
-        unpacked.append(place)
+    def unpack(folder: Path, packages: unstable.Packages) -> None:
+        assert packages is unstable.MYSQL
+        unpacked.append(folder)
         time.sleep(0.2)
-        place.mkdir()
-        (place / "mysqld").touch()
+        (folder / "unpacked").mkdir()
+        (folder / "unpacked" / "mysqld").touch()
 
     monkeypatch.setattr(unstable, "cache", lambda: tmp_path / "cache")
     monkeypatch.setattr(unstable, "_unpack", unpack)
@@ -174,9 +209,9 @@ def test_a_download_is_tried_twice(
 
     monkeypatch.setattr(unstable, "_run", run)
     if failures == 1:
-        unstable._download(tmp_path, "http://mirror.example/debian")
+        unstable._download(tmp_path, "http://mirror.example/debian", unstable.MYSQL)
         assert ran == ["--error-on=any", "--error-on=any", "mysql-server-core", "mysql-server-core"]
     else:
         with pytest.raises(unstable.DownloadError, match="no route"):
-            unstable._download(tmp_path, "http://mirror.example/debian")
+            unstable._download(tmp_path, "http://mirror.example/debian", unstable.MYSQL)
         assert ran == ["--error-on=any"] * 2
