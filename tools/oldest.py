@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import tomllib
-import venv
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,31 +103,41 @@ def lower_bounds(extras: Mapping[str, Sequence[Requirement]]) -> list[str]:
     ]
 
 
-def install(pins: Sequence[str]) -> Path:
-    """Install `pins` into the folder, unless they are there, and return its interpreter.
+def install(wanted: Sequence[str], folder: Path = FOLDER, interpreter: Path | None = None) -> Path:
+    """Install `wanted` into `folder`, unless it is there, and return the folder's interpreter.
+
+    What else is needed is found in `.venv`; another `interpreter` than its own gets all, as
+    constraints.txt has it.
 
     Raises:
         RuntimeError: they do not go together, with pip's words, which name those that conflict.
     """
-    python = FOLDER / "bin" / "python"
-    stamp = FOLDER / "stamp"
+    python = folder / "bin" / "python"
+    stamp = folder / "stamp"
     # What is not pinned is found in `.venv`, as constraints.txt has it.
     others = hashlib.sha256((ROOT / "constraints.txt").read_bytes()).hexdigest()
-    wanted = "\n".join([sys.version, others, *pins])
-    if stamp.exists() and stamp.read_text() == wanted:
+    used = interpreter or Path(sys.executable)
+    version = subprocess.check_output([used, "-VV"], text=True)
+    stamped = "\n".join([version, others, *wanted])
+    if stamp.exists() and stamp.read_text() == stamped:
         return python
-    print(f"installing {len(pins)} lower bounds into {FOLDER.name} ...", flush=True)
-    venv.create(FOLDER, clear=True, with_pip=True)
-    # What is found there already is left there; only what lacks or differs is installed here.
-    shared = _site_packages(Path(sys.executable))
-    own = Path(_site_packages(python))
-    (own / "shared.pth").write_text(f"import site; site.addsitedir({shared!r})\n")
-    command = [str(python), "-m", "pip", "install", "--no-compile", "--progress-bar=off", *pins]
+    print(f"installing {len(wanted)} requirements into {folder.name} ...", flush=True)
+    # Without pip: Debian's unpacked interpreters bring none.
+    subprocess.run([used, "-m", "venv", "--clear", "--without-pip", folder], check=True)
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-compile"]
+    command += ["--disable-pip-version-check", "--progress-bar=off", *wanted]
+    if interpreter is None:
+        # What is found there already is left there; only what lacks or differs is installed here.
+        shared = _site_packages(Path(sys.executable))
+        own = Path(_site_packages(python))
+        (own / "shared.pth").write_text(f"import site; site.addsitedir({shared!r})\n")
+    else:
+        command += ["-c", str(ROOT / "constraints.txt")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode:
         said = [*done.stdout.splitlines()[-REASONS:], *done.stderr.splitlines()[-REASONS:]]
-        raise RuntimeError("\n".join([*said, "lower bounds of pyproject.toml do not go together"]))
-    stamp.write_text(wanted)
+        raise RuntimeError("\n".join([*said, f"the requirements of {folder.name} do not fit"]))
+    stamp.write_text(stamped)
     return python
 
 
