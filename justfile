@@ -74,6 +74,10 @@ test-generic *args: setup
 test-oldest *args: setup
     @{{ servers }} -- {{ python }} -m tools.oldest "$@"
 
+# Tests that depend on a version, on other versions of databases, Python and libraries; writes the table of docs/reference/databases.md and the classifiers (an hour; `postgresql-18`: one of them; `-- ARGUMENTS` reach pytest, and nothing is written)
+test-versions *args: setup
+    @{{ python }} -m tools.versions "$@"
+
 # README's `./dev demo` and `./dev test` in a fresh Debian 13, as root (arguments reach pytest)
 test-debian13 *args: setup
     @{{ python }} -m tools.debian13 "$@"
@@ -131,6 +135,7 @@ generate: setup
     @{{ python }} -m tools.openapi
     @{{ python }} -m tools.attacks
     @{{ python }} -m tools.capabilities
+    @{{ python }} -m tools.versions --write
 
 # Regenerate the golden SQL in tests/sql
 sql: setup
@@ -152,12 +157,17 @@ _quietly: setup
 # The rest of it, at the same time
 [private]
 [parallel]
-_others: _next-spark _generic
+_others: _next-spark _generic _versions
 
 # What a handler meets, with FastStream's own pipeline: a cheap part of `test-generic`
 [private]
 _generic: setup
     @sh tools/generic.sh -q -k "not postgresql and not mariadb and not mysql" tests/faststream/test_handlers.py tests/faststream/test_batch.py tests/faststream/test_ack_policies.py tests/faststream/test_transactional.py
+
+# The oldest and the newest PostgreSQL: their plans, and claims
+[private]
+_versions: setup
+    @{{ python }} -m tools.versions postgresql-14 postgresql-18 -- tests/plans/test_jobs.py tests/plans/test_retention.py tests/plans/test_postgresql.py tests/contract/test_claim.py
 
 # Spark's next version, which `_next-spark` then has: it is large
 [private]
