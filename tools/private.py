@@ -145,9 +145,16 @@ class Process:
     """A server's process on a port; `crash` and `start` may follow each other."""
 
     def __init__(
-        self, command: list[str], become: Callable[[], None], folder: Path, port: int
+        self,
+        command: list[str],
+        become: Callable[[], None],
+        folder: Path,
+        port: int,
+        env: Mapping[str, str] | None = None,
     ) -> None:
+        """`env` is added to our environment."""
         self._command = command
+        self._env = env or {}
         self._become = become
         self._folder = folder
         self.port = port
@@ -170,6 +177,7 @@ class Process:
                 self._command,
                 preexec_fn=self._become,  # noqa: PLW1509
                 cwd=self._folder,
+                env={**os.environ, **self._env},
                 stdout=log,
                 stderr=log,
             )
@@ -401,22 +409,23 @@ def _mysqld() -> str:
         raise CannotDownloadError(msg) from None
 
 
-@contextmanager
-def pgbouncer(url: str) -> Iterator[int]:
-    """The port of a PgBouncer in transaction mode before the PostgreSQL of `url` (whose user needs
-    no password).
-    """
-    server = needed("pgbouncer", "pgbouncer", "/usr/sbin", "/usr/bin", "/usr/local/bin")
-    target = psycopg.conninfo.conninfo_to_dict(url.replace("+psycopg", ""))
-    with folder_of("postgres") as (folder, become):
-        port = free_port()
-        config = folder / "pgbouncer.ini"
-        config.write_text(
+class PgBouncer(Process):
+    """A PgBouncer in transaction mode before a PostgreSQL whose users need no password."""
+
+    def __init__(self, folder: Path, become: Callable[[], None]) -> None:
+        """Start it after `lead_to`."""
+        server = needed("pgbouncer", "pgbouncer", "/usr/sbin", "/usr/bin", "/usr/local/bin")
+        self._config = folder / "pgbouncer.ini"
+        super().__init__([server, str(self._config)], become, folder, free_port())
+
+    def lead_to(self, host: str, port: int, user: str) -> None:
+        """Send all users to the server at `host` and `port`, as `user`; also while it runs."""
+        self._config.write_text(
             f"""[databases]
-* = host={target["host"]} port={target["port"]} user={target["user"]}
+* = host={host} port={port} user={user}
 [pgbouncer]
 listen_addr = 127.0.0.1
-listen_port = {port}
+listen_port = {self.port}
 unix_socket_dir =
 auth_type = any
 pool_mode = transaction
@@ -426,8 +435,32 @@ server_login_retry = 0.1
 ignore_startup_parameters = extra_float_digits
 """
         )
-        with running([server, str(config)], become, folder, port):
-            yield port
+        if self._server is not None:
+            self._server.send_signal(signal.SIGHUP)
+
+
+@contextmanager
+def bouncer(host: str, port: int, user: str) -> Iterator[PgBouncer]:
+    """A PgBouncer that leads to the PostgreSQL at `host` and `port`."""
+    with folder_of("postgres") as (folder, become):
+        process = PgBouncer(folder, become)
+        process.lead_to(host, port, user)
+        try:
+            process.start()
+            yield process
+        finally:
+            process.stop()
+
+
+@contextmanager
+def pgbouncer(url: str) -> Iterator[int]:
+    """The port of a PgBouncer in transaction mode before the PostgreSQL of `url` (whose user needs
+    no password).
+    """
+    target = psycopg.conninfo.conninfo_to_dict(url.replace("+psycopg", ""))
+    host, port, user = (str(target[name]) for name in ("host", "port", "user"))
+    with bouncer(host, int(port), user) as process:
+        yield process.port
 
 
 @contextmanager
