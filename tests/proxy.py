@@ -84,6 +84,10 @@ class Proxy:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
+    def lead_to(self, port: int) -> None:
+        """Let new connections reach the server at `port` of the same machine."""
+        self._target = (self._target[0], port)
+
     async def stop(self) -> None:
         """Refuse connections and end all; the server has been told when this returns."""
         if self._server is not None:

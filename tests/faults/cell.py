@@ -9,12 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Column, Integer, MetaData, String, Table, insert, text
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from faststream_sqlbroker.core.rows import NewMessage
@@ -139,7 +138,8 @@ class Cell:
         though nothing disturbs their holders."""
         while True:
             asked = time.monotonic()
-            with contextlib.suppress(DBAPIError, OSError):
+            # While a server starts or ends, the drivers' own errors come through, too.
+            with contextlib.suppress(Exception):
                 async with engine.connect() as connection:
                     await connection.execute(text("SELECT 1"))
             await asyncio.sleep(0.1)
@@ -214,18 +214,8 @@ class Cell:
         self, queue: str, count: int = 1, *, roll_back: bool = False, **more: Any
     ) -> list[int]:
         """Messages for one queue, in one transaction, `more` being fields; their numbers."""
-        numbers = list(range(self.number + 1, self.number + count + 1))
-        self.number += count
-        rows = [
-            NewMessage(
-                queue,
-                json.dumps(n).encode(),
-                HEADERS,
-                key=plan.key_in(queue, n),
-                **more,
-            )
-            for n in numbers
-        ]
+        numbers = self.next_numbers(count)
+        rows = rows_of(queue, numbers, **more)
         h = self.history
         if roll_back:
             h.rolled_back.update(numbers)
@@ -244,6 +234,12 @@ class Cell:
         except StoreError:
             h.rolled_back.update(numbers)
         return numbers
+
+    def next_numbers(self, count: int) -> list[int]:
+        """Numbers that no message has yet."""
+        first = self.number + 1
+        self.number += count
+        return list(range(first, self.number + 1))
 
     def started(self, by: Worker | None = None) -> int:
         """Handlers started so far, by all workers or one."""
@@ -369,6 +365,14 @@ class Cell:
         await self.kept.aclose()
         await self.publisher.engine.dispose()
         await self.engine.dispose()
+
+
+def rows_of(queue: str, numbers: Iterable[int], **more: Any) -> list[NewMessage]:
+    """The messages of `numbers`, `more` being fields."""
+    return [
+        NewMessage(queue, json.dumps(n).encode(), HEADERS, key=plan.key_in(queue, n), **more)
+        for n in numbers
+    ]
 
 
 async def _ended(task: "asyncio.Task[None]") -> None:

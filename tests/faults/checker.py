@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from tests.faults import feature_rules
@@ -18,6 +19,10 @@ HAVE_FAILED = frozenset({"nack", "refused", "tried", "caught", "rolled back"})
 """Ends after which the handler may start again."""
 MOST_WHILE_FROZEN = 2
 """Starts of a message while no outcome can be written: one by each worker of a cell."""
+NOT_KNOWN = "not known"
+"""What became of a handler whose process was killed, or whose outcome may not be written."""
+UNNOTED = frozenset({"dying"})
+"""Queues whose handlers note nothing, as they always fail."""
 HEALTH_DELAY = 1.0
 """Seconds for a process to notice a refusal."""
 
@@ -56,15 +61,15 @@ def no_start_without_a_reason(h: History) -> list[str]:
 
 
 def no_repeats_in_vain(h: History) -> list[str]:
-    """2: while no outcome can be written, for want of a right, handlers are not started again and
-    again."""
+    """2: while no outcome can be written, handlers are not started again and again."""
     found = []
     for frozen in h.frozen:
         inside = [
             d for d in h.deliveries if frozen.start <= d.at < frozen.end and d.queue != AT_MOST_ONCE
         ]
         found += [
-            f"{d.pid}, which was started while a right was missing, started message {d.number}"
+            f"{d.pid}, which was started while no outcome could be written, started message "
+            f"{d.number}"
             for d in inside
             if d.pid in frozen.unfit
         ]
@@ -81,12 +86,20 @@ def health_is_told(h: History) -> list[str]:
     can be."""
     found = []
     for frozen in h.frozen:
+        found += [
+            f"{pid}, which was started while no outcome could be written, said that it was healthy"
+            for pid in frozen.unfit & h.health.keys()
+            if frozen.brief and any(well and at < frozen.end for at, well in h.health[pid])
+        ]
         told = [said for said in h.health.values() if said[0][0] < frozen.start]
-        if told and all(
-            _was_healthy(said, frozen.start, frozen.end + HEALTH_DELAY) for said in told
+        if (
+            told
+            and not frozen.brief
+            and all(_was_healthy(said, frozen.start, frozen.end + HEALTH_DELAY) for said in told)
         ):
             found.append("no process said that it was not healthy while a right was missing")
-    last = {pid: said[-1] for pid, said in h.health.items() if pid not in h.killed}
+    gone = h.killed | h.refused
+    last = {pid: said[-1] for pid, said in h.health.items() if pid not in gone}
     return found + [
         f"{pid} is still not healthy" for pid, (_, healthy) in last.items() if not healthy
     ]
@@ -128,6 +141,40 @@ def stale_workers_change_nothing(h: History) -> list[str]:
                 f"message {number} is FAILED ({row['reason']}), but its delivery {count} was acked"
             )
     return found
+
+
+def message_ids_are_of_one_message(h: History) -> list[str]:
+    """2: a handler may recognise a message by its `message_id`: no other has the same."""
+    return [
+        f"{text!r} is the message_id of messages {sorted(numbers)}"
+        for text, numbers in h.message_ids.items()
+        if len(numbers) > 1
+    ]
+
+
+def failures_have_a_cause(h: History) -> list[str]:
+    """8: a message is FAILED only if a handler of it has failed, or did not come to its end."""
+    ends: dict[int, set[str | None]] = defaultdict(set)
+    for d in (*h.deliveries, *h.forgotten):
+        ends[d.number].add(d.ended)
+        if d.pid in h.killed or d.unknown:
+            ends[d.number].add(NOT_KNOWN)
+    return [
+        f"message {row['number']} is FAILED ({row['reason']}), and its handlers ended with "
+        f"{sorted(map(str, ends[row['number']]))}"
+        for row in h.archived
+        if row["state"] == "FAILED" and row["queue"] not in UNNOTED
+        if not _explains(ends[row["number"]], row["reason"])
+    ]
+
+
+def _explains(ends: AbstractSet[str | None], reason: str) -> bool:
+    """Whether handlers that ended so may have made their message FAILED for `reason`."""
+    if reason == ENDED_INSIDE:
+        return "committed" in ends
+    if reason == "unknown_outcome":
+        return NOT_KNOWN in ends
+    return bool(ends - {"ack", NOT_KNOWN})
 
 
 def live_holders_keep_their_leases(h: History) -> list[str]:
@@ -328,6 +375,7 @@ RULES: dict[str, Callable[[History], list[str]]] = {
     "1 nothing stands still": nothing_stands_still,
     "2 no repeat without a reason": no_start_without_a_reason,
     "2 no repeat in vain": no_repeats_in_vain,
+    "2 message_id of one message": message_ids_are_of_one_message,
     "3 stale workers change nothing": stale_workers_change_nothing,
     "3 live holders keep their leases": live_holders_keep_their_leases,
     "4 at most once": at_most_once_is_kept,
@@ -337,12 +385,17 @@ RULES: dict[str, Callable[[History], list[str]]] = {
     "6 answers of batches": batches_are_answered_whole,
     "7 order": order_is_kept,
     "8 limits": limits_hold,
+    "8 no FAILED without a cause": failures_have_a_cause,
     "policies": feature_rules.policies_hold,
     "moves and cancels": feature_rules.moves_and_cancels_are_final,
     "schedules": feature_rules.schedules_are_exactly_once,
     "nothing left behind": feature_rules.no_queue_is_left_behind,
     "health told": health_is_told,
 }
+
+KNOWN = frozenset({"2 message_id of one message"})
+"""Rules that the product is known to break when a database loses commits: they are counted, and
+fail nothing."""
 
 
 def check(history: History) -> dict[str, list[str]]:

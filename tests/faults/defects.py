@@ -7,10 +7,11 @@ from typing import Any
 from sqlalchemy import text
 
 from faststream_sqlbroker.core.policies.slot_log import SlotLog
-from faststream_sqlbroker.core.rows import ClaimedMessages, ClaimRequest
+from faststream_sqlbroker.core.rows import ClaimedMessage, ClaimedMessages, ClaimRequest
 from faststream_sqlbroker.database.connections import Checkouts
 from faststream_sqlbroker.database.multi_statement import MarkedLocks
 from faststream_sqlbroker.database.parts.claimed_rows import CLAIMED_COLUMNS
+from faststream_sqlbroker.database.parts.handler_locks import HandlerLock
 from faststream_sqlbroker.database.policies.slot_use import SlotUse
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.flow.deliver import flush
@@ -18,6 +19,7 @@ from faststream_sqlbroker.flow.deliver.flush import Flusher
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.leases import LeaseKeeper
 from faststream_sqlbroker.flow.deliver.settlements import Settlements
+from faststream_sqlbroker.flow.fleet.write_path import WritePath
 
 
 def _settle_by_method(dialect: Any) -> None:
@@ -242,6 +244,34 @@ def forgotten_slots(_store: Any) -> None:
     SlotLog.add = add  # type: ignore[method-assign]
 
 
+def numbers_of_any_server(store: Any) -> None:
+    """The number of a handler's transaction is believed at any server (PostgreSQL)."""
+    status = text(
+        "SELECT CASE WHEN CAST(:number AS text)::xid8 < pg_snapshot_xmax(pg_current_snapshot()) "
+        "THEN pg_xact_status(CAST(:number AS text)::xid8) = 'committed' ELSE false END"
+    )
+
+    def was_committed(connection: Any, lock: HandlerLock) -> bool:
+        return bool(connection.execute(status, {"number": lock.number}).scalar_one())
+
+    store.dialect.handler_locks.was_committed = was_committed
+
+
+def ids_alone(_store: Any) -> None:
+    """The `message_id` of a message is the number of its row, which a failover may give again."""
+    ids = property(lambda row: str(row.id))
+    ClaimedMessage.message_id = ids  # type: ignore[attr-defined,assignment,method-assign,unused-ignore]
+
+
+def ready_without_writes(_store: Any) -> None:
+    """A process is ready where nothing can be written."""
+
+    async def check_within(_path: WritePath, _timeout: float | None) -> None:
+        return None
+
+    WritePath.check_within = check_within  # type: ignore[method-assign]
+
+
 DEFECTS: dict[str, Callable[[Any], None]] = {
     "no fence": no_fence,
     "no renewal": no_renewal,
@@ -259,6 +289,9 @@ DEFECTS: dict[str, Callable[[Any], None]] = {
     "no idle limit": no_idle_limit,
     "no slot is met": no_slot_is_met,
     "forgotten slots": forgotten_slots,
+    "numbers of any server": numbers_of_any_server,
+    "ids alone": ids_alone,
+    "ready without writes": ready_without_writes,
 }
 
 

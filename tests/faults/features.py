@@ -37,7 +37,7 @@ def subscribe_all(broker: SqlBroker, handlers: Handlers, options: dict[str, Any]
 
     async def quiet(number: int, message: SqlBrokerMessage) -> None:
         """Work without an answer, and without a failure."""
-        handlers.start(number, message, looked=LOOKED.get(int(message.message_id)))
+        handlers.start(number, message, looked=LOOKED.get(message.raw_message.id))
         await handlers.work([number], message.queue)
         handlers.end(message, "ack")
 

@@ -55,7 +55,13 @@ class Handlers:
 
     def start(self, number: int, message: SqlBrokerMessage, **more: Any) -> None:
         """Note a start."""
-        fields = {"number": number, "queue": message.queue, "attempts": message.attempts_count}
+        fields = {
+            "number": number,
+            "queue": message.queue,
+            "attempts": message.attempts_count,
+            "claimed": message.raw_message.claimed_monotonic,
+            "message_id": message.message_id,
+        }
         self._recorder.note("start", **_ids(message), **fields, **more)
 
     def end(self, message: SqlBrokerMessage, outcome: str, answer: int | None = None) -> None:
@@ -261,5 +267,6 @@ def _response(
     return SqlBrokerResponse(body, headers={"numbers": numbers, "joint": joint}, priority=priority)
 
 
-def _ids(message: SqlBrokerMessage) -> dict[str, int]:
-    return {"id": int(message.message_id), "deliveries": message.deliveries_count}
+def _ids(message: SqlBrokerMessage) -> dict[str, Any]:
+    row = message.raw_message
+    return {"id": row.id, "deliveries": row.deliveries_count, "lease": row.lease_token.hex}

@@ -58,6 +58,12 @@ class Delivery:
     """When its process has said that its lease was lost."""
     looked: int | None = None
     """When the broker last looked whether its slot of a Throttle was over: microseconds."""
+    claimed: float = float("-inf")
+    """When its process was told that it has the lease."""
+    message_id: str = ""
+    """The text by which its handler may recognise the message."""
+    row: int = 0
+    """The number of its row."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +78,37 @@ class Stall:
 
 @dataclass(frozen=True)
 class Frozen:
-    """A time in which the database refused to write outcomes, for want of a right."""
+    """A time in which the database refused to write outcomes, for want of a right or because the
+    server was read-only."""
 
     start: float
     end: float
     unfit: frozenset[int] = frozenset()
-    """Processes that were started while a right was missing."""
+    """Processes that were started in it."""
+    brief: bool = False
+    """Whether it is too short for a process to notice that has written before."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A time whose commits a failover may have lost."""
+
+    start: float
+    """All that was committed before has arrived at the standby."""
+    end: float
+    """Leases that are given from now on are the new primary's."""
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """One server took the place of another."""
+
+    down: float
+    """From now on the old one was ending, or was not the only one."""
+    writable: float
+    """From now on all addresses lead to the new one, which takes writes."""
+    pids: frozenset[int] = frozenset()
+    """Processes that worked then."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +163,20 @@ class History:
     stopping: float = float("inf")
     """When the workers were told to end; what they say of their health afterwards does not count.
     """
+    refused: set[int] = field(default_factory=set)
+    """Processes that did not start, for want of a server that takes writes."""
+    told_to_end: dict[int, float] = field(default_factory=dict)
+    """When single processes were told to end, if that was before the others."""
+    message_ids: dict[str, set[int]] = field(default_factory=dict)
+    """The numbers of the messages that handlers have seen under each `message_id`."""
+    rows: dict[int, set[int]] = field(default_factory=dict)
+    """The numbers of the messages whose publishers were told that this is their row."""
+    takeovers: list[Takeover] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    lost: set[int] = field(default_factory=set)
+    """Messages whose COMMIT was answered, and which the database has lost."""
+    forgotten: list[Delivery] = field(default_factory=list)
+    """Deliveries of which the database knows nothing any more."""
     max_attempts: int = 3
     max_deliveries: int = 30
 
@@ -144,26 +189,42 @@ def read(folder: Path) -> list[dict[str, Any]]:
     )
 
 
+Mark = tuple[int, int, int, str]
+"""A delivery: its process, row, count and lease."""
+
+
+def mark_of(event: dict[str, Any]) -> Mark:
+    """Which delivery a start or an end is of. A failover may give an id again: the lease tells the
+    two apart."""
+    return event["pid"], event["id"], event["deliveries"], event.get("lease", "")
+
+
 def deliveries(events: Iterable[dict[str, Any]]) -> list[Delivery]:
     """The starts among `events`, which are in order, with what became of each."""
-    ends: dict[tuple[int, int, int], tuple[str, float, int | None]] = {}
-    latest: dict[tuple[int, int], int] = {}
-    lost: dict[tuple[int, int, int], float] = {}
+    ends: dict[Mark, tuple[str, float, int | None]] = {}
+    latest: dict[tuple[int, int], Mark] = {}
+    named: dict[tuple[int, int, int], list[Mark]] = {}
+    lost: dict[Mark, float] = {}
     unknown: set[tuple[int, int]] = set()
     starts = []
     for event in events:
         match event["event"]:
             case "start":
                 starts.append(event)
-                latest[event["pid"], event["id"]] = event["deliveries"]
+                latest[event["pid"], event["id"]] = mark_of(event)
+                named.setdefault(mark_of(event)[:3], []).append(mark_of(event))
             case "end":
-                mark = event["pid"], event["id"], event["deliveries"]
-                ends[mark] = event["outcome"], event["at"], event.get("answer")
+                ends[mark_of(event)] = event["outcome"], event["at"], event.get("answer")
             case "report" if event["lost"]:
                 # A report that does not say which delivery it means is about the one that has
                 # started last.
-                named = event.get("deliveries") or latest.get((event["pid"], event["id"]), 0)
-                lost.setdefault((event["pid"], event["id"], named), event["at"])
+                mark = latest.get((event["pid"], event["id"]))
+                if "deliveries" in event:
+                    # It names no lease: of an id that was given again the older one was lost first.
+                    those = named.get((event["pid"], event["id"], event["deliveries"]), [])
+                    mark = next((each for each in those if each not in lost), None)
+                if mark is not None:
+                    lost.setdefault(mark, event["at"])
             case "report":
                 unknown.add((event["pid"], event["id"]))
     return [
@@ -174,11 +235,14 @@ def deliveries(events: Iterable[dict[str, Any]]) -> list[Delivery]:
             s["attempts"],
             s["pid"],
             s["at"],
-            *ends.get((s["pid"], s["id"], s["deliveries"]), (None, None, None)),
-            (s["pid"], s["id"], s["deliveries"]) in lost,
+            *ends.get(mark_of(s), (None, None, None)),
+            mark_of(s) in lost,
             (s["pid"], s["id"]) in unknown,
-            lost.get((s["pid"], s["id"], s["deliveries"]), float("inf")),
+            lost.get(mark_of(s), float("inf")),
             s.get("looked"),
+            s.get("claimed", float("-inf")),
+            s.get("message_id", ""),
+            s["id"],
         )
         for s in starts
     ]

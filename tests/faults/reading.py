@@ -15,6 +15,8 @@ async def read_all(h: History, folder: Path, store: Store, *, patience: float) -
     """Complete `h`; `patience` in seconds is for the notes of ACK_FIRST to run out."""
     events = read(folder)
     h.deliveries = deliveries(events)
+    for d in h.deliveries:
+        h.message_ids.setdefault(d.message_id, set()).add(d.number)
     # On SQLite it may have stood still in the middle of a write: then no process can write.
     alone = store.dialect_name != "sqlite"
     h.stalls += [
@@ -23,7 +25,8 @@ async def read_all(h: History, folder: Path, store: Store, *, patience: float) -
         if event["event"] == "stalled"
     ]
     for event in events:
-        if event["event"] == "health" and event["at"] < h.stopping:
+        end = min(h.stopping, h.told_to_end.get(event["pid"], h.stopping))
+        if event["event"] == "health" and event["at"] < end:
             h.health.setdefault(event["pid"], []).append((event["at"], event["healthy"]))
     h.live = await _rows(store, "message WHERE queue NOT IN ('out', 'ticks')")
     h.archived = await _rows(

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,24 +44,36 @@ async def run_cell(
         cell.server = place.server
         cell.login = place.login
         cell.prepare = fault.prepare
-        try:
-            await cell.open()
-            for _ in range(rounds):
-                await cell.publish(MESSAGES)
-                await fault.disturb(cell, proxy)
-                drained = await cell.drained()
-                if fault.disturbing:
-                    cell.disturb_all()
-                if not drained:
-                    break
-            await cell.stop()
-            broken = await cell.check()
-            if count := excused(cell.history):
-                text = "%s, %s, seed %d: %d lost leases are excused, their holders stood still"
-                _logger.warning(text, name, cell.store.dialect_name, seed, count)
-            return broken
-        finally:
-            await cell.close()
+        broken = await run_rounds(
+            cell, lambda: fault.disturb(cell, proxy), rounds, disturbing=fault.disturbing
+        )
+        if count := excused(cell.history):
+            text = "%s, %s, seed %d: %d lost leases are excused, their holders stood still"
+            _logger.warning(text, name, cell.store.dialect_name, seed, count)
+        return broken
+
+
+async def run_rounds(
+    cell: Cell, disturb: Callable[[], Awaitable[None]], rounds: int, *, disturbing: bool
+) -> dict[str, list[str]]:
+    """Violations of each promise after `rounds` rounds; the cell is closed.
+
+    `disturbing`: whether a disturbance may keep any worker from renewing its leases.
+    """
+    try:
+        await cell.open()
+        for _ in range(rounds):
+            await cell.publish(MESSAGES)
+            await disturb()
+            drained = await cell.drained()
+            if disturbing:
+                cell.disturb_all()
+            if not drained:
+                break
+        await cell.stop()
+        return await cell.check()
+    finally:
+        await cell.close()
 
 
 @contextlib.asynccontextmanager

@@ -139,6 +139,18 @@ CASES: dict[str, tuple[str, History]] = {
             archived=[row(deliveries_count=3)],
         ),
     ),
+    "a message_id given again": (
+        "2 message_id of one message",
+        good(message_ids={"1-5": {1}, "2-6": {2, 3}}),
+    ),
+    "FAILED for nothing": (
+        "8 no FAILED without a cause",
+        good(archived=[row(state="FAILED", reason="transaction_ended")]),
+    ),
+    "ready where nothing can be written": (
+        "health told",
+        good(frozen=[replace(FROZEN, brief=True)], health={8: [(2.0, True)]}),
+    ),
     "begun without a right": (
         "2 no repeat in vain",
         good(deliveries=[replace(FIRST, pid=8)], frozen=[FROZEN]),

@@ -5,7 +5,8 @@ Queues: `plain`, `batch`, `tx` (transactional) and `ordered` answer to `out` and
 `queues`; lease and others of the subscribers; `die`: kill this process in the middle of a step;
 `defect`: one that is planted on purpose (`tests.faults.defects`); `health`: note what `ping` says;
 `processor`: whether a process that others keep from running is excused (`note_stalls`);
-`pipeline`: the one that handlers run in; `refusing` and `large`: see `Manners`.
+`pipeline`: the one that handlers run in; `refusing` and `large`: see `Manners`; `broker`: options
+of the broker.
 """
 
 import asyncio
@@ -129,8 +130,8 @@ def waited_for_processor() -> float:
     return int(counts.read_text().split()[1]) / 1e9 if counts.exists() else 0.0
 
 
-async def note_health(recorder: Recorder, broker: SqlBroker) -> None:
-    """Note each change of what `ping` says."""
+async def note_health(recorder: Recorder, broker: SqlBroker, noted: asyncio.Event) -> None:
+    """Note each change of what `ping` says; `noted` is set when something is noted."""
     last = None
     while True:
         # A database that stands still is waited for: that is no refusal.
@@ -138,6 +139,7 @@ async def note_health(recorder: Recorder, broker: SqlBroker) -> None:
         if healthy is not last:
             recorder.note("health", healthy=healthy)
             last = healthy
+            noted.set()
         await asyncio.sleep(0.1)
 
 
@@ -146,9 +148,14 @@ async def work(
 ) -> None:
     """Run until SIGTERM."""
     watches = [asyncio.create_task(note_stalls(recorder, lease, processor=processor))]
+    noted = asyncio.Event()
     if health:
-        watches.append(asyncio.create_task(note_health(recorder, broker)))
-    await FastStream(broker, logger=None).run()
+        watches.append(asyncio.create_task(note_health(recorder, broker, noted)))
+    try:
+        await FastStream(broker, logger=None).run()
+    finally:
+        if health:  # one that cannot start says how it is, too
+            await noted.wait()
     for watch in watches:
         watch.cancel()
 
@@ -193,7 +200,10 @@ def run(url: str, folder: Path, options: dict[str, Any]) -> None:
     sizes = {"pool_size": given.pop("pool_size", 10), "max_overflow": given.pop("max_overflow", 5)}
     engine = create_async_engine(url, **({} if url.startswith("sqlite") else sizes))
     timeout = given.pop("statement_timeout", 3.0)
-    broker = SqlBroker(engine, logger=logger, statement_timeout=timeout, graceful_timeout=60.0)
+    more = given.pop("broker", {})
+    broker = SqlBroker(
+        engine, logger=logger, statement_timeout=timeout, graceful_timeout=60.0, **more
+    )
     manners = Manners(
         # Handlers end within the graceful timeout, however long the lease.
         lease=given.pop("slow", given["release_stuck_timeout"]),
