@@ -86,6 +86,10 @@ test-debian13 *args: setup
 test-faults *args: setup
     @{{ servers }} -- {{ python }} -m tools.reliability "$@"
 
+# Failovers under load, ten rounds of each (20 minutes); writes its table in docs/explanation/reliability.md (--only synchronous --runs 1)
+test-failover *args: setup
+    @{{ python }} -m tools.reliability --failover --runs 5 --rounds 2 "$@"
+
 # Exports of a lake killed at each step of a commit, while rows come, go and are archived again (kind: postgresql, mariadb or sqlite; --rounds 20 --seed 1)
 test-lake-kills kind="postgresql" *args: setup
     @{{ if kind == "sqlite" { "" } else { servers + " --only " + kind + " --" } }} {{ python }} -m tests.spark.kill_rounds {{ kind }} {{ args }}

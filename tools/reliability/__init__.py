@@ -8,6 +8,8 @@ docs/explanation/reliability.md, are written. What is run replaces the cell's ol
 `--resume` it continues it, if product and machine are still the same. Then it is measured, alone,
 what a Throttle keeps of its rate (`--only "throttle rate jitter sqlite"`). Ends with 1 if any
 promise was broken, a target missed, or a run did not come to its end.
+
+With `--failover` it runs failovers instead (`tests/faults/failover`), one run at a time.
 """
 
 import argparse
@@ -40,7 +42,7 @@ from tests.faults.defects import DEFECTS
 from tests.faults.faults import FAULTS
 from tests.faults.run import MESSAGES, run_cell
 from tools.private import CannotStartError
-from tools.reliability import rates
+from tools.reliability import failover, rates
 from tools.servers import VARIABLES, NoServerError, server
 
 ROOT = Path(__file__).parent.parent.parent
@@ -62,6 +64,7 @@ CODE = (
     "tests/proxy.py",
     "tools/__init__.py",
     "tools/packages.py",
+    "tools/pair.py",
     "tools/private.py",
     "tools/unstable.py",
 )
@@ -385,6 +388,7 @@ def render(results: list[Result], code: str) -> str:
         "|---|---|---|" + "---:|" * len(rules) + "---|",
     ]
     lines += [_row(result, code, rules) for result in results]
+    lines += failover.render(code)
     lines += rates.render(code)
     examples = [
         f"* {LABELS.get(r.fault, r.fault)} / {r.kind}, {example}"
@@ -429,11 +433,18 @@ def main() -> int:
     parser.add_argument(
         "--code", action="store_true", help="print the fingerprint of the code, and end"
     )
+    parser.add_argument("--failover", action="store_true", help="run failovers instead")
     arguments = parser.parse_args()
     if arguments.code:
         print(fingerprint())
         return 0
     book = Book(fingerprint())
+    if arguments.failover:
+        failed = failover.run(
+            arguments.runs, arguments.rounds, arguments.only, book.code, arguments.keep
+        )
+        book.render()
+        return int(failed)
     with ExitStack() as stack:
         admin = {kind: _engine(stack, kind) for kind in NAMES}
         matrix = Matrix(arguments, book, admin)
