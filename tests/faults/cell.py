@@ -21,9 +21,9 @@ from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
-from tests.faults import plan, reading, worker
+from tests.faults import last_records, plan, reading, second_checker, worker
 from tests.faults.checker import BATCH, check
-from tests.faults.history import History, Stall, read
+from tests.faults.history import History, Recorder, Stall, read
 from tests.faults.logins import Login
 from tests.forked import Forked
 from tests.helpers import eventually
@@ -82,6 +82,9 @@ class Cell:
         self.timed = timed
         self.folder = folder / f"events-{seed}"
         self.folder.mkdir(parents=True)
+        self.recorder = Recorder(self.folder)
+        self.durable = True
+        """Whether the database keeps all commits that it has confirmed."""
         # SQLite's writers wait for each other, so that a renewal may come late on a busy machine.
         self.lease = 4.0 if url.startswith("sqlite") else 2.0
         self.options = {
@@ -214,6 +217,22 @@ class Cell:
         self, queue: str, count: int = 1, *, roll_back: bool = False, **more: Any
     ) -> list[int]:
         """Messages for one queue, in one transaction, `more` being fields; their numbers."""
+        began = time.monotonic()
+        numbers = await self._publish_to(queue, count, roll_back=roll_back, **more)
+        for outcome, found in (
+            ("committed", self.history.committed),
+            ("rolled back", self.history.rolled_back),
+            ("unknown", self.history.unknown),
+        ):
+            if numbers and numbers[0] in found:
+                keys = [plan.key_in(queue, n) for n in numbers]
+                fields = {"numbers": numbers, "queue": queue, "keys": keys, "outcome": outcome}
+                self.recorder.note("publish", began=began, **fields)
+        return numbers
+
+    async def _publish_to(
+        self, queue: str, count: int, *, roll_back: bool, **more: Any
+    ) -> list[int]:
         numbers = self.next_numbers(count)
         rows = rows_of(queue, numbers, **more)
         h = self.history
@@ -343,9 +362,24 @@ class Cell:
         return all(last.get(one.pid, True) for one in self.alive())
 
     async def check(self) -> dict[str, list[str]]:
-        """Read everything and apply the rules."""
+        """Read everything and apply the rules of both checkers."""
+        stopped = time.monotonic()
         await reading.read_all(self.history, self.folder, self.store, patience=NOTES)
-        return check(self.history)
+        broken = check(self.history)
+        patience = DRAIN + time.monotonic() - stopped
+        await last_records.note_last(
+            self.recorder,
+            self.store,
+            self.workers,
+            self.history.listed,
+            patience=patience,
+            durable=self.durable,
+        )
+        found = second_checker.check(second_checker.read(self.folder))
+        return {
+            **broken,
+            second_checker.AGREE: second_checker.compare(broken, found, durable=self.durable),
+        }
 
     async def reconnect(self) -> None:
         """Forget connections to a server that has ended, and wait until it lets us in again."""
@@ -362,6 +396,7 @@ class Cell:
             if one.poll() is None:
                 one.kill()
                 one.wait()
+        self.recorder.close()
         await self.kept.aclose()
         await self.publisher.engine.dispose()
         await self.engine.dispose()

@@ -55,10 +55,17 @@ def subscribe_all(broker: SqlBroker, handlers: Handlers, options: dict[str, Any]
         DEBOUNCED: [Debounce(0.5, max_wait=2)],
         ONCE_A_KEY: [Once("1h")],
     }
+    limits: dict[str, dict[str, Any]] = {
+        THROTTLED: {"throttle": [RATE, PER], "concurrency": 2},
+        DEBOUNCED: {"debounce": True},
+        ONCE_A_KEY: {"once": True},
+    }
     for queue, those in policies.items():
+        handlers.subscribe(queue, options, **limits[queue])
         subscriber(queue, policies=those)(quiet)
     subscriber(FORWARDED, forward_to="plain")
     subscriber(DYING, dead_letter_queue=DEAD, retry_strategy=twice)(die)
+    handlers.subscribe(DEAD, {**options, "transactional": True})
     subscriber(DEAD, transactional=True)(broker.publisher("out")(handlers.tx))
 
     @broker.schedule(f"*/{EVERY} * * * * *", queue=TICKS, name="tick", missed="all")

@@ -3,10 +3,11 @@
 import asyncio
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from faststream import AckPolicy
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
@@ -19,6 +20,7 @@ from faststream_sqlbroker import (
 )
 from tests.faults import plan
 from tests.faults.history import FIRST, LAST, Recorder
+from tests.faults.last_records import micros
 
 QUICK = (0.0, 0.0, 0.005, 0.03)
 """Seconds that a handler works, most of the time."""
@@ -53,13 +55,36 @@ class Handlers:
         self._manners = manners
         self._random = random.Random(seed)
 
+    def subscribe(self, queue: str, options: Mapping[str, Any], **policies: Any) -> None:
+        """Note that these handlers have a subscriber for `queue`, and what holds for it."""
+        transactional = options.get("transactional", False)
+        self._recorder.note(
+            "subscribe",
+            queue=queue,
+            noted=True,
+            ordered=options.get("ordered", False),
+            batch=options.get("batch", False),
+            transactional=transactional,
+            effects=[FIRST, LAST] if transactional else [],
+            ack_first=options.get("ack_policy") is AckPolicy.ACK_FIRST,
+            max_attempts=getattr(options.get("retry_strategy"), "max_attempts", None),
+            max_deliveries=options["max_deliveries"],
+            lease=options["release_stuck_timeout"],
+            **policies,
+        )
+
     def start(self, number: int, message: SqlBrokerMessage, **more: Any) -> None:
-        """Note a start."""
+        """Note a start, with both clocks of its claim."""
+        row = message.raw_message
+        # A renewal overwrites when the claim was sent.
+        asked = row.renewed_monotonic if row.renewed_monotonic <= row.claimed_monotonic else None
         fields = {
             "number": number,
             "queue": message.queue,
             "attempts": message.attempts_count,
-            "claimed": message.raw_message.claimed_monotonic,
+            "asked": asked,
+            "claimed": row.claimed_monotonic,
+            "stored": micros(row.acquired_at),
             "message_id": message.message_id,
         }
         self._recorder.note("start", **_ids(message), **fields, **more)

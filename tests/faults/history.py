@@ -34,6 +34,10 @@ class Recorder:
         line = {"event": event, "at": time.monotonic(), "pid": os.getpid(), **fields}
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
+    def close(self) -> None:
+        """Write no more."""
+        os.close(self._file)
+
 
 @dataclass(frozen=True)
 class Delivery:

@@ -1,4 +1,5 @@
-"""Each defect planted in the broker is found, by the rule of the promise that it breaks."""
+"""Each defect planted in the broker is found, by the rule of the promise that it breaks, and by the
+second checker."""
 
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from tests.faults.databases import place_for
 from tests.faults.faults import FAULTS
 from tests.faults.faults.soak import SOAK
 from tests.faults.run import run_cell
+from tests.faults.second_checker import AGREE
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -88,6 +90,7 @@ async def test_a_planted_defect_is_caught(
             broken = await run_cell(
                 fault, place, tmp_path, seed, rounds=2, defect=defect, **options
             )
+        assert broken[AGREE] == []
         if broken[rule]:
             return
     pytest.fail(f"{defect!r} was not caught by {rule!r}: {broken}")

@@ -179,6 +179,7 @@ def subscribe(
     for queue in sorted(queues - set(FEATURES)):
         handler, more = subscribers[queue]
         answering = handler if queue == "once" else broker.publisher("out")(handler)
+        handlers.subscribe(queue, {**options, **more})
         broker.subscriber(queue, **{**options, **more})(answering)
 
 
