@@ -82,7 +82,7 @@ test-versions *args: setup
 test-debian13 *args: setup
     @{{ python }} -m tools.debian13 "$@"
 
-# The fault machine's full matrix: every promise under every fault; writes docs/explanation/reliability.md (an hour; --minutes ends it early, --resume goes on)
+# The fault machine's full matrix: every promise under every fault; writes docs/explanation/reliability.md, keeps histories in build/histories (an hour; --minutes ends it early, --resume goes on)
 test-faults *args: setup
     @{{ servers }} -- {{ python }} -m tools.reliability "$@"
 

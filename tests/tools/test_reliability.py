@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.checker import RULES
+from tests.faults.records import read
 from tools import reliability
 from tools.reliability import LABELS, ROOT, Book, Matrix, Result, code, fingerprint, render
 
@@ -17,8 +18,9 @@ CELL = reliability.ORDER[0]
 
 @pytest.fixture(autouse=True)
 def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(reliability, "DOCUMENT", tmp_path / "reliability.md")
-    monkeypatch.setattr(reliability, "RESULTS", tmp_path / "reliability.json")
+    names = {"DOCUMENT": "reliability.md", "RESULTS": "reliability.json", "HISTORIES": "histories"}
+    for attribute, name in names.items():
+        monkeypatch.setattr(reliability, attribute, tmp_path / name)
     return tmp_path
 
 
@@ -129,9 +131,11 @@ async def test_an_error_of_a_run_is_recorded_and_the_next_run_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def run_cell(
-        _name: str, _place: object, _folder: Path, seed: int, _rounds: int, *, timed: bool
+        _name: str, _place: object, folder: Path, seed: int, _rounds: int, *, timed: bool
     ) -> object:
         assert timed
+        (folder / f"events-{seed}").mkdir()
+        (folder / f"events-{seed}" / "1").write_text('{"at": 2}\n{"at": 1}\n')
         if seed == 1:
             raise RuntimeError("no end")
         return {rule: (["message 1 is gone"] if seed == 2 else []) for rule in RULES}
@@ -147,3 +151,9 @@ async def test_an_error_of_a_run_is_recorded_and_the_next_run_goes_on(
     assert kept.broken == Counter(dict.fromkeys(RULES, 1))
     assert kept.servers[0].startswith("SQLite 3.")
     assert "seed 2: message 1 is gone" in reliability.DOCUMENT.read_text()
+    kept_histories = sorted(reliability.HISTORIES.iterdir())
+    assert [path.name for path in kept_histories] == [
+        "nothing-sqlite-2.jsonl.gz",
+        "nothing-sqlite-3.jsonl.gz",
+    ]
+    assert [record["at"] for record in read(kept_histories[0])] == [1, 2]

@@ -4,10 +4,11 @@
 Each cell (fault × database) runs `runs` times with seeds of its own, `rounds` faults each: first
 every cell with seed 1, then with seed 2, so that a matrix that is cut short has all cells. After
 each run docs/explanation/reliability.json and the table rendered from it,
-docs/explanation/reliability.md, are written. What is run replaces the cell's older result; with
-`--resume` it continues it, if product and machine are still the same. Then it is measured, alone,
-what a Throttle keeps of its rate (`--only "throttle rate jitter sqlite"`). Ends with 1 if any
-promise was broken, a target missed, or a run did not come to its end.
+docs/explanation/reliability.md, are written, and the run's history into build/histories. What is
+run replaces the cell's older result; with `--resume` it continues it, if product and machine are
+still the same. Then it is measured, alone, what a Throttle keeps of its rate (`--only "throttle
+rate jitter sqlite"`). Ends with 1 if any promise was broken, a target missed, or a run did not come
+to its end.
 
 With `--failover` it runs failovers instead (`tests/faults/failover`), one run at a time.
 """
@@ -15,6 +16,7 @@ With `--failover` it runs failovers instead (`tests/faults/failover`), one run a
 import argparse
 import asyncio
 import contextlib
+import gzip
 import hashlib
 import json
 import os
@@ -40,7 +42,9 @@ from tests.faults.checker import RULES
 from tests.faults.databases import OwnServer, Place, own_server, place_for
 from tests.faults.defects import DEFECTS
 from tests.faults.faults import FAULTS
+from tests.faults.records import read
 from tests.faults.run import MESSAGES, run_cell
+from tests.faults.second_checker import AGREE
 from tools.private import CannotStartError
 from tools.reliability import failover, rates
 from tools.servers import VARIABLES, NoServerError, server
@@ -48,6 +52,7 @@ from tools.servers import VARIABLES, NoServerError, server
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = ROOT / "docs" / "explanation" / "reliability.md"
 RESULTS = DOCUMENT.with_suffix(".json")
+HISTORIES = ROOT / "build" / "histories"
 LONGEST = 600.0
 """Seconds that a run gets, and its fault's load; all its waiting has deadlines that add up to
 less."""
@@ -265,8 +270,9 @@ class Matrix:
             async with in_a_thread(self._prepared(result)) as (folder, place, database):
                 async with asyncio.timeout(LONGEST + FAULTS[result.fault].load):
                     found = await run_cell(result.fault, place, folder, seed, rounds, timed=True)
+                name = re.sub(r"\W+", "-", f"{result.fault} {result.kind} {seed}")
+                keep_history(folder / f"events-{seed}", f"{name}.jsonl.gz")
                 if any(found.values()) and self._arguments.keep is not None:
-                    name = re.sub(r"\W+", "-", f"{result.fault} {result.kind} {seed}")
                     shutil.copytree(folder, self._arguments.keep / name, dirs_exist_ok=True)
         except CannotStartError as error:
             result.skipped = str(error)
@@ -312,6 +318,14 @@ class Matrix:
         return engine
 
 
+def keep_history(events: Path, name: str) -> None:
+    """Write all records of a run, in the order of their times, to a file in `HISTORIES`."""
+    HISTORIES.mkdir(parents=True, exist_ok=True)
+    with gzip.open(HISTORIES / name, "wt") as file:
+        for record in sorted(read(events), key=lambda record: record["at"]):
+            file.write(json.dumps(record) + "\n")
+
+
 def seeds_of(result: Result, most: int) -> int:
     """Return the number of seeds to run: one for a soak, which is long, else `most`."""
     return 1 if FAULTS[result.fault].load else most
@@ -349,6 +363,7 @@ LABELS = {
     "1 nothing stands still": "1 no message stuck",
     "3 stale workers change nothing": "3 no writes by stale workers",
     "nothing left behind": "no queue left behind",
+    AGREE: "checkers differ",
 }
 """Faults and rules whose names in the document differ from their names in the results."""
 
@@ -364,7 +379,7 @@ def version_of(kind: str, engine: Engine | None) -> str:
 
 def render(results: list[Result], code: str) -> str:
     """Return the document; a result of other code than `code` names its code."""
-    rules = list(RULES)
+    rules = [*RULES, AGREE]
     machines = sorted({result.machine for result in results if result.machine})
     lines = [
         "# Reliability: the promises under fire",
@@ -377,6 +392,20 @@ def render(results: list[Result], code: str) -> str:
         f"have yet. The same machine must catch {len(DEFECTS)} defects that are planted on purpose",
         "(`tests/faults/test_planted.py`). A seed repeats the work and the choice of times, but",
         "not the timing of the machine.",
+        "",
+        "A second checker reads the same records. It was written from",
+        "[the promises](promises.md) and the limits of [policies](../reference/policies.md) alone,",
+        "and shares no rule with the first. A difference between their verdicts counts as a",
+        f"violation (“{LABELS[AGREE]}”). `just test-faults` keeps the history of each run in",
+        "`build/histories`, the folder to publish with a release. You check it by:",
+        "",
+        "```sh",
+        "python -m tests.faults.second_checker build/histories/*.jsonl.gz",
+        "```",
+        "",
+        "It prints one line for each broken promise, with the messages, records and times, and",
+        "ends with 1 if there is one. `--rules` prints the sentence that each rule checks;",
+        "`tests/faults/second_checker.py` says what a history cannot show.",
         "",
         f"Code `{code}` of the product and of the fault machine, as printed by",
         "`python -m tools.reliability --code`. Runs of other code name it. Machine:",
