@@ -6,8 +6,9 @@
 * subscribe: a process has a subscriber for `queue`, with its options;
 * publish: a transaction with `numbers` (the bodies) for `queue`, sent at `began` and answered at
   `at`; `outcome` is "committed", "rolled back" or "unknown";
-* start: a handler begins. `asked`, `claimed` and `stored` belong to its claim: when it was sent (if
-  that is still known), answered, and the database's time in it;
+* start: a handler begins; `id` is the row's, `message_id` what its handler sees, if that differs.
+  `asked`, `claimed` and `stored` belong to its claim: when it was sent (if that is still known),
+  answered, and the database's time in it; `lease` is its token;
 * end: it ended with `outcome` (`history.ENDS`), and its ack brings `answer` bytes;
 * report: the process says that a lease is lost (`lost`), or that a settle stayed unknown;
 * exit: the process `worker` ended with `code`; other than 0 is a crash;
@@ -152,7 +153,8 @@ class Story:
         self.finished_at = inf
         self.newest: dict[tuple[int, str], int] = {}
         """The greatest delivery of each message that started, by queue."""
-        self._open: dict[tuple[int, Any, int], Run] = {}
+        self._open: dict[tuple[int, Any, int, str], Run] = {}
+        self._named: dict[tuple[int, Any, int], Run] = {}
         self._latest: dict[tuple[int, Any], Run] = {}
         readers: dict[str, Callable[[Record], None]] = {
             "subscribe": self._subscribe,
@@ -212,7 +214,7 @@ class Story:
         run = Run(
             r["number"],
             sys.intern(r["queue"]),
-            r["id"],
+            r.get("message_id", r["id"]),
             r["deliveries"],
             r["attempts"],
             r["pid"],
@@ -225,17 +227,18 @@ class Story:
         self.of(run.number).runs.append(run)
         mark = run.number, run.queue
         self.newest[mark] = max(run.delivery, self.newest.get(mark, 0))
-        self._open[run.pid, run.message_id, run.delivery] = run
-        self._latest[run.pid, run.message_id] = run
+        self._open[run.pid, r["id"], run.delivery, r.get("lease", "")] = run
+        self._named[run.pid, r["id"], run.delivery] = run
+        self._latest[run.pid, r["id"]] = run
 
     def _end(self, r: Record) -> None:
-        run = self._open.get((r["pid"], r["id"], r["deliveries"]))
+        run = self._open.get((r["pid"], r["id"], r["deliveries"], r.get("lease", "")))
         if run is not None and run.end is None:
             run.end, run.ended, run.answer = sys.intern(r["outcome"]), r["at"], r.get("answer")
 
     def _report(self, r: Record) -> None:
         if named := r.get("deliveries"):
-            run = self._open.get((r["pid"], r["id"], named))
+            run = self._named.get((r["pid"], r["id"], named))
         else:
             run = self._latest.get((r["pid"], r["id"]))
         if run is not None:

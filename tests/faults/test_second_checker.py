@@ -355,6 +355,22 @@ def test_what_a_database_without_durable_commits_may_lose_is_no_finding() -> Non
     assert broken_rules(history) == {"8 limits"}
 
 
+def test_a_lease_tells_apart_the_deliveries_of_an_id_that_was_given_again() -> None:
+    case = Case()
+    case.publish("plain", 1)
+    case.publish("plain", 2)
+    first = case.start("plain", 1, ONE, id=1, message_id="1-1", lease="a")
+    second = case.start("plain", 2, ONE, id=1, message_id="1-2", lease="b")
+    for start, lease in ((second, "b"), (first, "a")):
+        mark = {"id": 1, "deliveries": 1, "lease": lease, "outcome": "ack"}
+        case.note("end", start["pid"], **mark, answer=None)
+    case.row("plain", 1)
+    case.row("plain", 2)
+    assert check(case.done()) == []
+    second["message_id"] = "1-1"
+    assert broken_rules(case.records) == {"2 one id for each message"}
+
+
 # --- a model of the broker, and mutations of its histories ---
 
 
