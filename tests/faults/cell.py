@@ -364,7 +364,7 @@ class Cell:
     async def check(self) -> dict[str, list[str]]:
         """Read everything and apply the rules of both checkers."""
         stopped = time.monotonic()
-        await reading.read_all(self.history, self.folder, self.store, patience=NOTES)
+        await self._read_all()
         broken = check(self.history)
         patience = DRAIN + time.monotonic() - stopped
         await last_records.note_last(
@@ -380,6 +380,9 @@ class Cell:
             **broken,
             second_checker.AGREE: second_checker.compare(broken, found, durable=self.durable),
         }
+
+    async def _read_all(self) -> None:
+        await reading.read_all(self.history, self.folder, self.store, patience=NOTES)
 
     async def reconnect(self) -> None:
         """Forget connections to a server that has ended, and wait until it lets us in again."""

@@ -19,7 +19,6 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from tests.faults import reading
 from tests.faults.cell import NOTES, WORKING, Cell, Worker, rows_of
-from tests.faults.checker import check
 from tests.faults.failover.topology import Topology, Way
 from tests.faults.history import Delivery, Frozen, Loss, Takeover, deliveries, read
 from tests.faults.losses import keep_what_is_there
@@ -103,8 +102,8 @@ class FailoverCell(Cell):
         self.way_of[made.pid] = name
         return made
 
-    async def publish_to(
-        self, queue: str, count: int = 1, *, roll_back: bool = False, **more: Any
+    async def _publish_to(
+        self, queue: str, count: int, *, roll_back: bool, **more: Any
     ) -> list[int]:
         """As that of other cells, in a transaction of the application, with rows of its own."""
         numbers = self.next_numbers(count)
@@ -222,13 +221,13 @@ class FailoverCell(Cell):
         events = [e for e in read(self.folder) if e["pid"] == worker.pid]
         return [bool(e["healthy"]) for e in events if e["event"] == "health"]
 
-    async def check(self) -> dict[str, list[str]]:
-        """Read everything, take out what the database has lost, and apply the rules."""
+    async def _read_all(self) -> None:
+        """Read everything, and take out what the database has lost."""
         await reading.read_all(self.history, self.folder, self.store, patience=NOTES)
         async with self.engine.connect() as connection:
             rows = (await connection.execute(select(business.c.number, business.c.queue))).all()
         keep_what_is_there(self.history, {row.number: row.queue for row in rows})
-        return check(self.history)
+        self.durable = not self.history.losses
 
     def recoveries(self) -> dict[str, list[float | None]]:
         """By way: seconds of each worker, from each takeover to the first start of a message that
