@@ -135,7 +135,7 @@ class FailoverCell(Cell):
 
     @asynccontextmanager
     async def loaded(self) -> AsyncIterator[None]:
-        """The application publishes all the time."""
+        """The application publishes all the time; each worker has begun."""
         ending = asyncio.Event()
 
         async def publish() -> None:
@@ -145,6 +145,8 @@ class FailoverCell(Cell):
 
         task = asyncio.create_task(publish())
         try:
+            # One that starts while no server takes writes refuses to.
+            await eventually(lambda: all(map(self.started, self.alive())), timeout=WORKING)
             yield
         finally:
             ending.set()  # a cancelled COMMIT would say nothing
@@ -182,6 +184,8 @@ class FailoverCell(Cell):
             self.history.stuck.append(
                 f"{sorted(idle())} started nothing for {WORKING:.0f} s after a failover"
             )
+        if ended := pids - {one.pid for one in self.alive()}:
+            self.history.stuck.append(f"{sorted(ended)} ended during a failover")
 
     def deliveries(self, queue: str | None = None) -> list[Delivery]:
         """Those so far, of all queues or one."""
