@@ -84,7 +84,7 @@ def lock_order(
 
 
 def raise_versions(connection: Connection, table: Table, scope: str, keys: Sequence[str]) -> None:
-    """Write the rows `keys` of `scope`, which the transaction has locked, by raising `counter`.
+    """Write the locked rows `keys` of `scope` by raising their `counter`.
 
     Only a changed value is a write for a cluster that compares the writes of transactions.
     """
