@@ -7,7 +7,8 @@ still held. The first recorded outcome wins.
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
 
 from faststream.message import AckStatus, StreamMessage
 
@@ -75,6 +76,14 @@ class ClaimedProperties:
 
     raw_message: ClaimedMessage
 
+    # Built on the first read, because most handlers never read it. No property: it may be set.
+    message_id: str = cast("str", cached_property(lambda self: self.raw_message.message_id))
+    """The idempotency key: the same at every delivery, and no other message ever has it.
+
+    It is the id that `publish` returned, and the time of the publish, because a database that loses
+    commits gives their ids again.
+    """
+
     @property
     def queue(self) -> str:
         """The queue that the message was claimed from."""
@@ -113,6 +122,11 @@ class ClaimedProperties:
 
 class SqlBrokerMessage(ClaimedProperties, StreamMessage[ClaimedMessage]):
     """A single delivery of a message."""
+
+    correlation_id: str = cast(
+        "str", cached_property(lambda self: self.raw_message.build_correlation_id())
+    )
+    """The correlation id of the publish, or else the generated one."""
 
     async def ack(self, *, instead: Decision | None = None, **ignored: Any) -> None:
         """Record the outcome COMPLETED.

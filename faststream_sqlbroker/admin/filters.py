@@ -2,12 +2,12 @@
 
 import getpass
 import os
-import re
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 
-from faststream_sqlbroker.core.checks import is_whole_number, validate_name
+from faststream_sqlbroker.core.checks import validate_name
+from faststream_sqlbroker.core.correlation import parse_message_id
 from faststream_sqlbroker.core.settle import FINGERPRINT_LENGTH
 from faststream_sqlbroker.core.states import ARCHIVED_STATES, MessageState
 from faststream_sqlbroker.core.stored import Filters
@@ -15,8 +15,6 @@ from faststream_sqlbroker.core.text import clean_text, format_value, is_storable
 from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
-MAX_ID = 2**63 - 1
-"""Maximum value of the id column, a signed integer of 64 bits."""
 MAX_AGE_SECONDS = 100 * 365 * 86_400.0
 """Seconds; every database supports times so long ago."""
 MIN_YEAR = 1001
@@ -27,8 +25,6 @@ MAX_IDS = 1_000
 """Maximum number of message ids in a filter."""
 MAX_TEXT_BYTES = 1_000
 """Maximum bytes of a reason and of an operator's name; longer text is cut."""
-_ID = re.compile(r"-?[0-9]{1,19}", re.ASCII)
-"""An id as text; 2**63 has 19 digits."""
 
 
 def check_limit(limit: int) -> None:
@@ -142,23 +138,6 @@ def clean_optional_text(name: str, value: str | None) -> str | None:
     return None if value is None else clean_text(value, limit=MAX_TEXT_BYTES)
 
 
-def parse_message_id(message_id: int | str) -> int:
-    """Parse the id of a message, which may be text.
-
-    Raises:
-        SetupError: `message_id` is not a whole number of 64 bits.
-    """
-    is_text = isinstance(message_id, str) and _ID.fullmatch(message_id)
-    number = int(message_id) if is_text else message_id
-    if not is_whole_number(number) or not -MAX_ID <= number <= MAX_ID:
-        msg = (
-            "message_id must be a 64-bit integer, as returned by publish or found in "
-            f"message.message_id, got {format_value(message_id)}"
-        )
-        raise SetupError(msg)
-    return number
-
-
 def get_operator_name(by: str | None) -> str:
     """Return the operator's name for the audit: `by`, or user and host, as "ann@web-3".
 
@@ -222,7 +201,7 @@ def _parse_ids(ids: Sequence[int | str]) -> tuple[int, ...]:
             f"ids must be a list of 1 to {MAX_IDS} message ids, got {format_value(ids)}: use other "
             "filters to select more messages"
         )
-    return tuple(sorted({parse_message_id(id_) for id_ in ids}))
+    return tuple(sorted({parse_message_id(id_)[0] for id_ in ids}))
 
 
 def _parse_state(value: MessageState | str | None) -> MessageState | None:

@@ -53,7 +53,8 @@ class MessageFilters(TypedDict, total=False):
     """Filters of messages; all given filters must match."""
 
     ids: Sequence[int | str]
-    """Only messages with these ids, 1 to 1 000. The job's `note` says why it skips some of them."""
+    """Only messages with these ids, 1 to 1 000, each as for `cancel`. The job's `note` says why it
+    skips some of them."""
     queue: str
     """The full name, with the prefix of its router."""
     key: str
@@ -399,6 +400,7 @@ class JobOperations(AdminOperations):
         job = Job(
             action=action, by=by, filters=filters, arguments=arguments, rate=rate, limit=limit
         )
+        await self._check_ids(filter_options.get("ids") or ())
         planned_job = await self._writable_store.jobs.plan(job)
         if settings["dry_run"]:
             return planned_job

@@ -9,7 +9,6 @@ from faststream_sqlbroker.admin.filters import (
     clean_optional_text,
     get_operator_name,
     parse_filters,
-    parse_message_id,
 )
 from faststream_sqlbroker.admin.operations import AdminOperations
 from faststream_sqlbroker.core.checks import find_name_error
@@ -136,9 +135,9 @@ class MessageQueries(AdminOperations):
             None if there is no such message.
 
         Raises:
-            SetupError: `message_id` is not a whole number of 64 bits.
+            SetupError: `message_id` is not an id, or its row's id was given to another message.
         """
-        number = parse_message_id(message_id)
+        number = await self._find_row_id(message_id)
         message = await self._store.messages.read_message(number, with_hidden=body)
         if message is None:
             return None
@@ -163,9 +162,9 @@ class MessageQueries(AdminOperations):
             message_id: The result of `publish`; or text, such as a handler's `message.message_id`.
 
         Raises:
-            SetupError: `message_id` is not a whole number of 64 bits.
+            SetupError: `message_id` is not an id, or its row's id was given to another message.
         """
-        number = parse_message_id(message_id)
+        number = await self._find_row_id(message_id)
         # With the step that the message's queue is in one of the user's pipelines.
         return (await self._store.explanations.explain(number)).at_place(self._hooks.pipelines)
 

@@ -4,10 +4,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from faststream_sqlbroker.core.correlation import build_message_id, parse_message_id
 from faststream_sqlbroker.core.health import ProcessHealth, ProcessInfo
 from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.database.connections import LoopSemaphore
 from faststream_sqlbroker.database.messages.handler import refuse_in_handler
+from faststream_sqlbroker.exceptions import SetupError
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
@@ -65,6 +67,33 @@ class AdminOperations:
         """
         self._check_not_in_handler()
         return self._store
+
+    async def _find_row_id(self, message_id: int | str) -> int:
+        """Return the id of a message's row.
+
+        Raises:
+            SetupError: `message_id` is not the id of a message, or its row's id was given again.
+        """
+        await self._check_ids([message_id])
+        return parse_message_id(message_id)[0]
+
+    async def _check_ids(self, message_ids: Iterable[int | str]) -> None:
+        """Check that no row of `message_ids` belongs to another message.
+
+        A database that loses commits, such as an asynchronous standby that takes over, gives the
+        ids of lost rows again. Only the text of `message.message_id` tells the messages apart.
+        """
+        times = dict(map(parse_message_id, message_ids))
+        if not any(times.values()):
+            return
+        for row_id, created_at in await self._store.messages.list_times(list(times)):
+            expected = times[row_id]
+            if expected not in (None, created_at):
+                raise SetupError(
+                    f"got message_id {build_message_id(row_id, expected)}, but message {row_id} is "
+                    f"another one, published at {created_at}: the database has lost the first and "
+                    f"given its id again; give {row_id} to name the other"
+                )
 
     def _check_not_in_handler(self) -> None:
         """Refuse changes in a transactional handler on SQLite.

@@ -6,7 +6,6 @@ from typing import Any
 from faststream_sqlbroker.admin.filters import (
     clean_optional_text,
     get_operator_name,
-    parse_message_id,
     parse_time_or_delay,
 )
 from faststream_sqlbroker.admin.operations import AdminOperations
@@ -63,7 +62,7 @@ class MessageOperations(AdminOperations):
         cleaned_reason = clean_optional_text("reason", reason)
         message = f"cancelled by {operator}" + (f": {cleaned_reason}" if cleaned_reason else "")
         return await self._writable_store.repairs.cancel(
-            parse_message_id(message_id),
+            await self._find_row_id(message_id),
             message,
             operator,
             on_requested=self._hooks.on_cancel_requested,
@@ -77,9 +76,9 @@ class MessageOperations(AdminOperations):
         message of its key keeps its position, as with `postpone`.
 
         Raises:
-            SetupError: `message_id` is not a whole number of 64 bits.
+            SetupError: `message_id` is not an id, or its row's id was given to another message.
         """
-        id_ = parse_message_id(message_id)
+        id_ = await self._find_row_id(message_id)
         return self._notify_due(
             await self._writable_store.repairs.set_due(id_, 0.0, get_operator_name(by), RETRY)
         )
@@ -102,7 +101,7 @@ class MessageOperations(AdminOperations):
             SetupError: an argument is not valid.
         """
         due = parse_time_or_delay("until", until)
-        id_ = parse_message_id(message_id)
+        id_ = await self._find_row_id(message_id)
         return self._notify_due(
             await self._writable_store.repairs.set_due(id_, due, get_operator_name(by))
         )
@@ -118,7 +117,7 @@ class MessageOperations(AdminOperations):
         """
         name = validate_queue(queue)
         repair = await self._writable_store.repairs.move(
-            parse_message_id(message_id), name, get_operator_name(by)
+            await self._find_row_id(message_id), name, get_operator_name(by)
         )
         if repair.done:
             self._hooks.on_due([name])
@@ -155,7 +154,7 @@ class MessageOperations(AdminOperations):
         due_at = None if due is None else parse_time_or_delay("due", due)
         if not fields and due_at is None:
             raise SetupError("edit needs priority, key or due")
-        id_ = parse_message_id(message_id)
+        id_ = await self._find_row_id(message_id)
         return self._notify_due(
             await self._writable_store.repairs.edit(id_, fields, due_at, get_operator_name(by))
         )

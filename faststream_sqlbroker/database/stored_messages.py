@@ -181,6 +181,24 @@ class StoredMessages(StoreSubject):
 
         return await self._run_read(read_message, with_hidden=with_hidden)
 
+    async def list_times(self, ids: Sequence[int]) -> list[tuple[int, datetime]]:
+        """Return id and `created_at` of each message of `ids`, live or archived."""
+
+        def read_times(connection: Connection) -> list[tuple[int, datetime]]:
+            tables = [self._dialect.tables.message, self._dialect.tables.archive]
+            return [
+                (row.id, row.created_at)
+                for table in tables
+                if table is not None
+                for row in connection.execute(
+                    select(
+                        *get_readable_columns(table, ("id", "created_at"), self._dialect.name)
+                    ).where(table.c.id.in_(ids))
+                )
+            ]
+
+        return await self._run_read(read_times, with_hidden=False)
+
     def _to_messages(self, connection: Connection, rows: Iterable[Any]) -> list[StoredMessage]:
         """Convert rows to messages; a leased message gets the name of the holding worker.
 

@@ -15,7 +15,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanContext
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage, format_row_ids
 from faststream_sqlbroker.parser import CORRELATION_ID
 from faststream_sqlbroker.response import SqlBrokerPublishCommand
 
@@ -80,7 +80,8 @@ class SqlBrokerTelemetrySettingsProvider(TelemetrySettingsProvider[Any, SqlBroke
             MESSAGING_SYSTEM: SYSTEM,
             DESTINATION: first.queue,
             DESTINATION_PUBLISH: first.queue,
-            MESSAGE_ID: msg.message_id,
+            # As the span of the publish, which does not know the time in `message_id`.
+            MESSAGE_ID: format_row_ids(raw),
             CONVERSATION_ID: msg.correlation_id,
             BODY_SIZE: size,
             OLD_BODY_SIZE: size,

@@ -273,7 +273,7 @@ def _build_message_table(
         ),
         CheckConstraint(IN_CALENDAR, name=f"{name}_times_check").ddl_if(dialect="postgresql"),
         schema=config.schema,
-        # Ids are never reused, even after the latest row was deleted.
+        # Ids are not given again after the latest row was deleted.
         **options.build_table_options(autoincrement=True),
     )
     c = table.c

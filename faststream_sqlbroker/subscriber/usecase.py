@@ -17,6 +17,7 @@ from faststream_sqlbroker.control_exceptions import ControlException, apply_unac
 from faststream_sqlbroker.core.access import Activities
 from faststream_sqlbroker.core.outcome import Nack, Reject
 from faststream_sqlbroker.core.routing import Destination
+from faststream_sqlbroker.core.rows import ClaimedMessage, format_row_ids
 from faststream_sqlbroker.core.times import Duration, parse_non_negative
 from faststream_sqlbroker.database.messages.handler import current_transaction
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
@@ -549,13 +550,15 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     @override
     def get_log_context(self, message: "StreamMessage[Any] | None") -> dict[str, str]:
-        """Return the columns of the log: queue and message id; a batch has the queue of the first
-        row, and an id that names the first and the last row.
+        """Return the columns of the log: queue and row id; a batch has the queue of the first row,
+        and an id that names the first and the last row.
         """
-        raw = getattr(message, "raw_message", None)
+        raw: Any = getattr(message, "raw_message", None)
         row = raw[0] if isinstance(raw, tuple) else raw
         queue = getattr(row, "queue", None) or ",".join(self.queues)
-        return {"queue": queue, "message_id": getattr(message, "message_id", "")}
+        is_own = isinstance(row, ClaimedMessage)
+        ids = format_row_ids(raw) if is_own else getattr(message, "message_id", "")
+        return {"queue": queue, "message_id": ids}
 
     def _log_of_loops(
         self,

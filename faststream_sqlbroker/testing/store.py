@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.core.times import EPOCH
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.testing.clock import StandingClock, VirtualClock
@@ -63,7 +64,11 @@ class TestStore(Store):
     def __init__(self, *args: Any, **options: Any) -> None:
         """Create a `Store`; generated correlation ids are the same in each test."""
         super().__init__(*args, **options)
-        self.correlation_ids.database_id = CORRELATION_PREFIX
+        ids: Any = self.correlation_ids
+        ids.database_id = CORRELATION_PREFIX
+        # Without the time of the publish, which differs from run to run.
+        build_id = ids.build_id
+        ids.build_id = lambda row_id, _created_at: build_id(row_id, EPOCH)
         subscribers: Any = self.live_subscribers
         subscribers.list_subscribers = self._wrap_with_heartbeat(subscribers.list_subscribers)
         subscribers.find_subscriber = self._wrap_with_heartbeat(subscribers.find_subscriber)

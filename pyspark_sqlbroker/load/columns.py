@@ -22,7 +22,7 @@ class Field:
 
 
 _COMMON_FIELDS = (
-    Field("id", "bigint", True, "id of the message; never reused"),
+    Field("id", "bigint", True, "id of the message; given again only after lost commits"),
     Field("queue", "string", True, "name of the queue"),
     Field("priority", "int", True, "-100 to 100, higher first"),
     Field("key", "string", False, "key of the message, for policies and ordered=True"),

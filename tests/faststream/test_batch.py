@@ -29,7 +29,9 @@ async def test_a_handler_gets_a_batch(broker: SqlBroker, look: Look) -> None:
     assert {row["state"] for row in rows} == {"COMPLETED"}
     [(bodies, message)] = got
     assert bodies == [{"n": 0}, {"n": 1}, {"n": 2}]
-    assert message.message_id == f"{ids[0]}-{ids[2]}"
+    first, _, last = message.messages
+    assert message.message_id == f"{first.message_id}_{last.message_id}"
+    assert (first.raw_message.id, last.raw_message.id) == (ids[0], ids[2])
     assert message.correlation_id == message.messages[0].correlation_id
     assert message.headers["h"] == 1
     assert [headers["h"] for headers in message.batch_headers] == [1, 1, 1]

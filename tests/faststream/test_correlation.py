@@ -15,6 +15,7 @@ from faststream_sqlbroker import (
     SqlBrokerBatchMessage,
     SqlBrokerMessage,
 )
+from faststream_sqlbroker.core.correlation import CorrelationIds, build_message_id
 from faststream_sqlbroker.database.parts.policy_state import DATABASE
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.testing import TestSqlBroker
@@ -69,23 +70,28 @@ async def test_handlers_of_several_processes_see_the_same(engine: AsyncEngine, l
     await eventually(done)
     for broker in brokers:
         await broker.stop()
-    expected = {f"{n}": f"{database_id}-8000-{n:012x}" for n in published if n is not None}
+    archived = await look.rows(archive=True)
+    assert {row["id"] for row in archived} == set(published)
+    ids = CorrelationIds(database_id)
+    expected = {
+        build_message_id(row["id"], row["created_at"]): ids.build_id(row["id"], row["created_at"])
+        for row in archived
+    }
     assert dict(seen) == expected
     assert {UUID(each).version for _, each in seen} == {8}
     assert len(set(seen)) == len(expected) < len(seen)
     answers = {row["headers"]["correlation_id"] for row in await look.rows()}
-    assert answers == {expected[f"{n}"] for n in published[:4]}
-    assert {f"{row['id']}" for row in await look.rows(archive=True)} == expected.keys()
+    assert answers == set(list(expected.values())[:4])
 
 
 async def test_taken_messages_show_it_too(engine: AsyncEngine, look: Look) -> None:
     """Also in a process that has no subscriber, once the fleet has had one."""
     async with SqlBroker(engine, logger=None) as taking, SqlBroker(engine, logger=None) as broker:
         await broker.create_tables()
-        first = await broker.publish("x", "q")
+        first = await broker.publish("x", "q") or 0
         early = await taking.pop("q")
         assert early is not None
-        assert early.correlation_id == str(first)
+        assert early.correlation_id == early.message_id == build_message_id(first, early.created_at)
 
         @broker.subscriber("other", **QUICK)
         async def handle(body: str) -> None: ...
@@ -94,8 +100,13 @@ async def test_taken_messages_show_it_too(engine: AsyncEngine, look: Look) -> No
 
         [database_id] = await eventually(partial(drawn, look))
         for correlation_id in (None, "mine"):
-            ids = [await broker.publish("x", "q", correlation_id=correlation_id) for _ in range(3)]
-            expected = [correlation_id or f"{database_id}-8000-{n:012x}" for n in ids]
+            for _ in range(3):
+                await broker.publish("x", "q", correlation_id=correlation_id)
+            made = CorrelationIds(database_id)
+            expected = [
+                correlation_id or made.build_id(row["id"], row["created_at"])
+                for row in await look.rows()
+            ]
             async with SqlBroker(engine, logger=None) as other:
                 popped = await other.pop("q")
                 assert popped is not None
@@ -126,20 +137,21 @@ async def test_processes_that_start_together_draw_once(engine: AsyncEngine, look
 async def test_what_another_program_has_written_there_is_not_used(
     broker: SqlBroker, look: Look
 ) -> None:
-    seen = list[str]()
+    seen = list[tuple[str, str]]()
 
     @broker.subscriber("q", **QUICK)
     async def handle(body: str, message: SqlBrokerMessage) -> None:
-        seen.append(message.correlation_id)
+        seen.append((message.message_id, message.correlation_id))
 
     table = look.tables.policy_state
     async with look.engine.begin() as connection:
         values = {"scope": DATABASE, "key": "id", "info": {"id": "x' OR 1"}}
         await connection.execute(table.insert(), values)
     await broker.start()
-    message_id = await broker.publish("x", "q")
+    await broker.publish("x", "q")
     await look.archived()
-    assert seen == [str(message_id)]
+    [(message_id, correlation_id)] = seen
+    assert correlation_id == message_id
     assert await drawn(look) == ["x' OR 1"]
 
 

@@ -130,7 +130,7 @@ async def test_an_unknown_id_has_no_explanation(other: SqlBroker) -> None:
     )
 
 
-@pytest.mark.parametrize("wrong", ["", "1-2", "1.0", "9" * 19, 1.0, True, None, 2**63])
+@pytest.mark.parametrize("wrong", ["", "1-2-3", "1.0", "9" * 19, 1.0, True, None, 2**63])
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_an_invalid_id_is_refused(other: SqlBroker, wrong: Any) -> None:
     with pytest.raises(SetupError, match="message_id must be a 64-bit integer"):

@@ -19,6 +19,7 @@ from faststream_sqlbroker import (
     SqlBrokerResponse,
 )
 from faststream_sqlbroker.annotations import SqlBroker as BrokerAnnotation
+from faststream_sqlbroker.core.correlation import build_message_id
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.message import SqlBrokerMessage as MessageClass
 from tests.faststream.conftest import QUICK, Heard, Look, on_each
@@ -55,7 +56,7 @@ async def test_a_handler_gets_body_headers_and_message(broker: SqlBroker, look: 
         "q",
         40,
     )
-    assert message.message_id == str(message_id)
+    assert message.message_id == build_message_id(message_id or 0, message.created_at)
     assert UUID(message.correlation_id).version == 8
     assert message.headers == {"content-type": "application/json", "h": 1}
     assert (message.queue, message.key, message.priority) == ("q", "k", 5)

@@ -206,7 +206,7 @@ async def _work(url: str, recorder: Recorder, disturbance: str) -> None:
     @broker.subscriber("throttled", policies=[Throttle(RATE, per=f"{PER:g}s")], max_workers=4)
     @broker.subscriber("plain", max_workers=PLAIN_WORKERS)
     async def handle(message: SqlBrokerMessage) -> None:
-        looked = LOOKED.get(int(message.message_id), time.monotonic_ns() // 1_000)
+        looked = LOOKED.get(message.raw_message.id, time.monotonic_ns() // 1_000)
         recorder.note("start", queue=message.queue, looked=looked)
 
     await broker.start()

@@ -123,7 +123,7 @@ PARAMETERS: dict[str, list[Any]] = {
     ],
     "missing": [_only("gone", Annotated[Any, Context("nowhere")])],
     "default": [_only("gone", Annotated[Any, Context("nowhere", default=5)])],
-    "cast": [_only("number", Annotated[int, Context("message.message_id", cast=True)])],
+    "cast": [_only("number", Annotated[int, Context("message.raw_message.id", cast=True)])],
     "initial": [_only("made", Annotated[Any, Context("made", initial=dict)])],
     "header": [_only("tag", Annotated[str, Header(default="none")])],
     "other name": [_only("message", Annotated[Any, Context("message.headers")])],

@@ -47,7 +47,8 @@ def shown(value: Any) -> str:
     if isinstance(value, ClaimedMessage):
         return f"row {value.id}"
     if isinstance(value, StreamMessage):
-        own = {k: shown(v) for k, v in vars(value).items() if k not in _HIDDEN}
+        _ = value.message_id, value.correlation_id  # made on the first read
+        own = {k: shown(v) for k, v in sorted(vars(value).items()) if k not in _HIDDEN}
         return f"{type(value).__name__} {own}"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{shown(k)}: {shown(v)}" for k, v in value.items()) + "}"

@@ -34,7 +34,10 @@ def test_the_quick_message_is_the_parsers(stored: Any, held: bool) -> None:
         row.services = None
     quick = make_quick_parse(parser)(row)
     assert type(quick) is SqlBrokerMessage
-    assert list(vars(quick).items()) == list(vars(parser.parse(row)).items())
+    parsed = parser.parse(row)
+    assert list(vars(quick).items()) == list(vars(parsed).items())
+    assert quick.message_id == parsed.message_id == row.message_id
+    assert quick.correlation_id == parsed.correlation_id
 
 
 def test_headers_of_two_messages_are_two() -> None:

@@ -34,7 +34,6 @@ from faststream_sqlbroker.database.parts.sizes import SQLITE
 from faststream_sqlbroker.database.query import Work
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
-from faststream_sqlbroker.schema.types import clock
 
 BUSY_TIMEOUT = 10.0
 """Maximum seconds that a transaction waits for the write lock, unless the store's limit is shorter.
@@ -190,15 +189,15 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         self._invalid_times.append((message_id, names))
 
     def _repair_times(self, connection: Connection) -> None:
-        """Replace the invalid times of the rows just claimed: by now if required, else by NULL.
+        """Replace invalid times of the rows just claimed: by the claim's if required, else by NULL.
 
         Another program may have stored them. They would make the row's copy in the archive
-        unreadable.
+        unreadable, and its `message_id` change with each claim.
         """
         invalid_times, self._invalid_times = self._invalid_times, []
         c = self.tables.message.c
         for message_id, names in invalid_times:
-            values = {name: clock() if name in REQUIRED_TIMES else null() for name in names}
+            values = {name: c.acquired_at if name in REQUIRED_TIMES else null() for name in names}
             connection.execute(update(self.tables.message).where(c.id == message_id).values(values))
 
     def insert_plain(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int]:

@@ -8,9 +8,8 @@ from uuid import UUID
 from faststream.message import AckStatus
 from faststream.message.source_type import SourceType
 
-from faststream_sqlbroker.core.correlation import CorrelationIds, create_database_id
 from faststream_sqlbroker.core.outcome import Ack
-from faststream_sqlbroker.core.rows import ClaimedMessage, HandlerServices
+from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.text import MAX_CACHED_HEADERS, parse_flat_headers
 from faststream_sqlbroker.message import SqlBrokerBatchMessage, SqlBrokerMessage
 from faststream_sqlbroker.parser import (
@@ -96,21 +95,13 @@ def make_quick_parse(parser: SqlBrokerParser) -> Parse:
 
 
 def _make_message(row: ClaimedMessage, headers: dict[str, Any]) -> SqlBrokerMessage:
-    """Create the message of `row` with the attributes that StreamMessage's constructor sets.
+    """Create the message of `row` with the attributes that `parser.parse` leaves.
 
     Their order is the same, too. Setting all of them at once is faster than the constructor.
     """
-    message_id = str(row.id)
     content_type = headers.get(CONTENT_TYPE)
     correlation_id = headers.get(CORRELATION_ID)
-    if not correlation_id or correlation_id.__class__ is not str:
-        # Like `get_correlation_id`, without the call.
-        services = row.services
-        correlation_id = (
-            message_id if services is None else services.correlation_ids.build_id(row.id)
-        )
-    message = SqlBrokerMessage.__new__(SqlBrokerMessage)
-    message.__dict__ = {
+    attributes: dict[str, Any] = {
         "raw_message": row,
         "body": row.payload,
         "reply_to": "",
@@ -120,12 +111,15 @@ def _make_message(row: ClaimedMessage, headers: dict[str, Any]) -> SqlBrokerMess
         "batch_headers": [],
         "path": {},
         "correlation_id": correlation_id,
-        "message_id": message_id,
         "committed": None,
         "processed": False,
         _DECODER: None,
         _DECODED: {},
     }
+    if not correlation_id or correlation_id.__class__ is not str:
+        del attributes["correlation_id"]  # the message generates one when it is asked for
+    message = SqlBrokerMessage.__new__(SqlBrokerMessage)
+    message.__dict__ = attributes
     return message
 
 
@@ -136,24 +130,13 @@ _SAMPLES = (
 )
 
 
-async def _extend_leases(_rows: Any, _seconds: float) -> bool:
-    return True
-
-
-_HOLDER = HandlerServices(
-    _extend_leases, None, ack_first=False, correlation_ids=CorrelationIds(create_database_id())
-)
-
-
 def _make_sample(headers: str) -> ClaimedMessage:
     """Create a row with `headers` to compare the two ways of creating a message."""
     timestamp = datetime(2026, 1, 1, tzinfo=timezone.utc)
-    row = ClaimedMessage(
+    return ClaimedMessage(
         *(1, "queue", b"{}", headers, 0, None, 0, 1, 1, timestamp, timestamp),
         *(None, None, None, timestamp, UUID(int=0)),
     )
-    row.services = _HOLDER
-    return row
 
 
 def _is_equal(message: SqlBrokerMessage, other: SqlBrokerMessage) -> bool:

@@ -441,10 +441,8 @@ def _make_log_context(subscriber: Any) -> Callable[[Any], dict[str, str]]:
     queues = ",".join(subscriber.queues)
 
     def log_context(message: Any) -> dict[str, str]:
-        return {
-            "queue": message.raw_message.queue or queues,
-            "message_id": message.message_id,
-        }
+        row = message.raw_message
+        return {"queue": row.queue or queues, "message_id": str(row.id)}
 
     return log_context
 
