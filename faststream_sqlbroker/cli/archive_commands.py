@@ -214,7 +214,7 @@ def erase(
         typer.Option("--keys", "--key", help="Messages with this key; repeat for several."),
     ] = None,
     ids: Annotated[
-        list[int] | None,
+        list[str] | None,
         typer.Option("--ids", "--id", help="Message with this id; repeat for several."),
     ] = None,
     path: Annotated[

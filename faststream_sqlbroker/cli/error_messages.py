@@ -18,6 +18,7 @@ SHELL_TERMS = (
         "--after must be the value that the previous command printed",
     ),
     ("give ids= or keys=", "give --id or --key"),
+    ("give it in ids= as a number", "give --ids with the number alone"),
     ("give exported= (the path of an export), older_than=", "give --exported, --older-than"),
     ("give force=True", "give --force"),
     ("without stop()", "without a stop"),

@@ -295,12 +295,13 @@ def _select_last_rows(df: DataFrame) -> DataFrame:
     """Keep the latest archived row of each message.
 
     A lake has several rows of a message that was retried. Without the column id, each row counts as
-    a message.
+    a message. Messages with one id differ in created_at.
     """
     if "id" not in df.columns:
         return df
+    identity = [name for name in ("id", "created_at") if name in df.columns]
     last = F.max_by(F.struct("queue", "state", "headers", "archived_at"), "archived_at")
-    return df.groupBy("id").agg(last.alias("last")).select("last.*")
+    return df.groupBy(*identity).agg(last.alias("last")).select("last.*")
 
 
 def _count_ages() -> list[Column]:

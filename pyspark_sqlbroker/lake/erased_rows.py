@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete, insert, null, or_, select, update
+from sqlalchemy import Connection, Table, and_, delete, insert, null, or_, select, update
 from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker.core.bulk_jobs import Job, dump_job
@@ -106,6 +106,17 @@ def find_rows(connection: Connection, tables: Tables, message_filter: MessageFil
                 rows = connection.execute(select(*columns).where(condition))
                 matched.archived |= {(id_, archived_at) for id_, archived_at in rows}
     return matched
+
+
+def find_others(connection: Connection, tables: Tables, times: Mapping[int, datetime]) -> set[int]:
+    """Return the ids whose messages in the tables were not published at the time in `times`."""
+    others = set[int]()
+    with _hide_values():
+        for c in (table.c for table in (tables.message, tables.archive) if table is not None):
+            for pairs in _split(sorted(times.items())):
+                conditions = [and_(c.id == id_, c.created_at != time) for id_, time in pairs]
+                others |= set(connection.execute(select(c.id).where(or_(*conditions))).scalars())
+    return others
 
 
 def delete_messages(

@@ -7,6 +7,7 @@ joins: a predicate would appear in the log of the table, and a literal in Spark'
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -15,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from sqlalchemy import URL, Connection
 
-from faststream_sqlbroker.core.checks import validate_integer
-from faststream_sqlbroker.core.times import Duration, parse_non_negative
+from faststream_sqlbroker.core.correlation import parse_message_id
+from faststream_sqlbroker.core.times import Duration, from_microseconds, parse_non_negative
 from faststream_sqlbroker.exceptions import ExportMismatchError, SetupError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import Tables, build_tables
@@ -29,6 +30,7 @@ from pyspark_sqlbroker.lake.erased_rows import (
     MatchedRows,
     MessageFilter,
     delete_messages,
+    find_others,
     find_rows,
     subtract_from_records,
 )
@@ -89,7 +91,7 @@ def erase_messages(
     url: str | URL,
     path: str | None = None,
     *,
-    ids: Iterable[int] = (),
+    ids: Iterable[int | str] = (),
     keys: Iterable[str] = (),
     dry_run: bool = True,
     keep: Duration = 0,
@@ -118,7 +120,9 @@ def erase_messages(
         spark: A session; required with `path`; not Spark Connect. No driver is needed.
         url: SQLAlchemy URL of the database, of a user who may delete.
         path: Root of the lake; None if there is no lake.
-        ids: Ids of messages.
+        ids: Ids of messages: numbers, or the texts of `message.message_id`. A number stands for
+            every message of that id. There are several only if the database has lost commits that
+            the lake has, and has given their ids again.
         keys: Keys of messages.
         dry_run: Count only.
         keep: How long the lake's replaced files stay, in whole hours. With 0, running readers fail.
@@ -132,14 +136,15 @@ def erase_messages(
         storage_options: See `export_archive`.
 
     Raises:
-        SetupError: neither ids nor keys, an export of something else, or an altered file of the
-            lake: `repair_export` first.
+        SetupError: neither ids nor keys, an id of several messages that was not given as a number,
+            an export of something else, or an altered file of the lake: `repair_export` first.
         ConcurrentLoadError: other processes committed during each try. The database's rows are
             removed; run it again.
         StoreError: the database refuses, or does not answer.
         NotSupportedError: Spark Connect.
     """
-    requested = _parse_filter(ids, keys)
+    times = dict(map(parse_message_id, ids))
+    requested = _parse_filter(times, keys)
     hours = int(parse_non_negative("keep", keep) // 3600)
     lake = _open_lake(spark, path, storage_options)
     database = get_database(parse_address(url))
@@ -154,6 +159,7 @@ def erase_messages(
             lake.select(database, source, table, schema)
             check_intact(lake)
         selected, matched = _expand_filter(connection, tables, lake, requested)
+        _check_distinct(connection, tables, lake, selected.ids, times)
         lake_rows = 0 if lake is None else count_lake_rows(lake, selected.ids)
         if dry_run:
             leased = tuple(sorted(matched.leased))
@@ -166,9 +172,7 @@ def erase_messages(
 
 def _parse_filter(ids: Iterable[int], keys: Iterable[str]) -> MessageFilter:
     """Check ids and keys, and return a filter; an id or a key is required."""
-    message_filter = MessageFilter(
-        frozenset(validate_integer("ids", number) for number in ids), frozenset(keys)
-    )
+    message_filter = MessageFilter(frozenset(ids), frozenset(keys))
     if not message_filter.ids and not message_filter.keys:
         raise SetupError("give ids= or keys= of the messages to erase")
     if any(not isinstance(key, str) or not key for key in message_filter.keys):
@@ -210,6 +214,40 @@ def _expand_filter(
     ).ids | _find_ids_by_key(lake, requested.keys)
     selected = MessageFilter(_add_copies(requested.ids | by_key, find_copies), requested.keys)
     return selected, find_rows(connection, tables, selected)
+
+
+def _check_distinct(
+    connection: Connection,
+    tables: Tables,
+    lake: Lake | None,
+    ids: frozenset[int],
+    times: Mapping[int, datetime | None],
+) -> None:
+    """Refuse ids of several messages, except ids requested as numbers.
+
+    A database that loses commits gives their ids again, and the lake keeps rows that were exported
+    before. Rows are erased by their ids, so the other message's rows would go, too.
+
+    Args:
+        connection: The database's.
+        tables: Its tables.
+        lake: The lake, if any.
+        ids: All ids to erase.
+        times: Requested ids, with the time of the publish if it was given.
+    """
+    found = {id_: {time} for id_, time in times.items() if time is not None}
+    if lake is not None and lake.files:
+        rows = lake.read_files(lake.files).select("id", F.unix_micros("created_at"))
+        for id_, published_at in _join_ids(lake, rows, ids, "left_semi").distinct().collect():
+            found.setdefault(id_, set()).add(from_microseconds(published_at))
+    shared = {id_ for id_, found_times in found.items() if len(found_times) > 1}
+    shared |= find_others(connection, tables, {id_: min(found[id_]) for id_ in found})
+    if shared := {id_ for id_ in shared if id_ not in times or times[id_] is not None}:
+        raise SetupError(
+            f"several messages have the same id: {sorted(shared)[:10]}; the database has lost "
+            "commits and given their ids again (docs/howto/lake.md); nothing was erased: to erase "
+            "all messages of an id, give it in ids= as a number"
+        )
 
 
 def _add_copies(

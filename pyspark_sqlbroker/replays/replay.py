@@ -118,11 +118,13 @@ def replay(
     A message and the mark of its row are committed together, `batch_size` rows at a time. So the
     same job may run again after a crash, twice at the same time, or with Spark's repeated and
     speculative tasks: each id is published once. A job remembers ids only: rows of another database
-    need another job.
+    need another job, and so does the second of two messages with one id, which a lake may have of a
+    database that has lost commits and given their ids again.
 
     Args:
         df: Columns id, queue, priority, key, headers, payload, publish_count, as `read_archive` and
-            `read_messages` return them, also from Parquet. A payload may be a string too, and is
+            `read_messages` return them, also from Parquet. With created_at, two messages with one
+            id are refused. A payload may be a string too, and is
             published in UTF-8. Headers may be a struct, a map or a VARIANT too, and are published
             as `to_json` writes them: a struct without its NULLs. Other columns are ignored.
         url: SQLAlchemy URL of the database that receives the messages; the password does not appear
@@ -142,7 +144,7 @@ def replay(
         remember: How long the job remembers a published row; None means for ever. Subscribers
             remove older marks.
         current_only: Leave out rows of messages that were redriven since they were archived: the
-            message is in the live table again, or the archive has a newer row of it. Meant for rows
+            id is in the live table again, or the archive has a newer row of it. Meant for rows
             of a lake, which keeps the failure of a message that was redriven later. Needs the
             column archived_at. A message that is no longer in the database counts as current; a
             redrive while the batch is written is not detected.
@@ -156,8 +158,9 @@ def replay(
         SetupError: an invalid option, a missing column, a payload or headers of an unsupported
             type, a streaming DataFrame (call this in `foreachBatch`), or a database without the
             broker's tables.
-        PublishError: a row cannot become a message, for example because it has no payload; the
-            error names the row. Other rows may have been published: run the same job again.
+        PublishError: a row cannot become a message, for example because it has no payload, or two
+            messages have the same id; the error names the row. Other rows may have been published:
+            run the same job again.
         StoreError: the database refused, or could not be reached, several times. Other rows may
             have been published: run the same job again.
     """
@@ -305,6 +308,8 @@ def partition_rows(
     order_column = "archived_at" if "archived_at" in df.columns else "publish_count"
     latest_first = F.col(order_column).alias("_newest")
     time_columns = [F.unix_micros("archived_at").alias("archived_us")] if current_only else []
+    if "created_at" in df.columns:
+        time_columns.append(F.col("created_at").cast("string").alias("created"))
     selected = df.select(
         F.col("id").cast("long"),
         *other_columns,

@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from faststream_sqlbroker.core.replays import REPLAY_SCOPE, ReplayCopy, ReplayPlan, copy_row
 from faststream_sqlbroker.core.routing import MAX_DUE_TIME
 from faststream_sqlbroker.core.times import to_microseconds
-from faststream_sqlbroker.exceptions import StoreError
+from faststream_sqlbroker.exceptions import PublishError, StoreError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import Tables, build_tables
 from pyspark_sqlbroker.databases import ArchiveDatabase
@@ -156,6 +156,7 @@ class ReplayTask:
             PublishError: a row cannot be published; batches before it are committed.
             StoreError: the database refused, or could not be reached, several times.
         """
+        rows = refuse_shared_ids(rows)
         if self._writer.current_only:
             rows = filter_current_rows(rows, self._find_latest, self._count_redriven)
         copies = (copy_row(row, self._writer.plan) for row in rows)
@@ -350,6 +351,29 @@ class ReplayTask:
         if connection is not None:
             with contextlib.suppress(DBAPIError):
                 connection.close()
+
+
+def refuse_shared_ids(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield `rows`, and refuse two messages with the same id, of which a single message would be
+    published.
+
+    Args:
+        rows: Sorted by id; with `created`, the time of the publish, if known.
+
+    Raises:
+        PublishError: two rows with the same id differ in the time of their publish.
+    """
+    last: Row = {"id": None}
+    for row in rows:
+        id_ = row["id"]
+        if id_ is not None and id_ == last["id"] and row.get("created") != last.get("created"):
+            raise PublishError(
+                f"row {id_}: two messages have this id, created at {row.get('created')} and "
+                f"{last.get('created')}: select one of them by created_at, and replay the other "
+                "as another job"
+            )
+        last = row
+        yield row
 
 
 def filter_current_rows(

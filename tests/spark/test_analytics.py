@@ -418,15 +418,19 @@ def test_dead_letters_age(spark: SparkSession, frame_of: Any) -> None:
 
 def test_a_retried_dead_letter_is_not_counted(frame_of: Any) -> None:
     """An export has the row of each time that it was archived; as of then it was still dead."""
+    published = {"created_at": START - HOUR}
     data = frame_of(
-        {"id": 1, "state": "FAILED"},
-        {"id": 1, "archived_at": START + DAY},
-        {"id": 2, "state": "FAILED"},
-        {"id": 2, "state": "FAILED", "archived_at": START + DAY},
+        {"id": 1, "state": "FAILED", **published},
+        {"id": 1, "archived_at": START + DAY, **published},
+        {"id": 2, "state": "FAILED", **published},
+        {"id": 2, "state": "FAILED", "archived_at": START + DAY, **published},
     )
     assert rows(analytics.dlq_age(data), "messages", "oldest_at") == [(1, START + DAY)]
     assert rows(analytics.dlq_age(data, START + HOUR), "messages", "oldest_at") == [(2, START)]
     assert rows(analytics.dlq_age(data.drop("id")), "messages") == [(3,)]
+    # The database has lost the dead letter 3, and given its id again.
+    other = frame_of({"id": 3, "state": "FAILED"}, {"id": 3, "archived_at": START + DAY})
+    assert rows(analytics.dlq_age(other), "messages", "oldest_at") == [(1, START)]
 
 
 def test_a_dead_letter_that_is_due_later_moves_no_clock(spark: SparkSession, frame_of: Any) -> None:

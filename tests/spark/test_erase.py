@@ -17,6 +17,7 @@ from sqlalchemy import func, select
 from typer.testing import CliRunner
 
 from faststream_sqlbroker.cli.app import app
+from faststream_sqlbroker.core.correlation import build_message_id
 from faststream_sqlbroker.exceptions import ExportMismatchError, SetupError, StoreError
 from pyspark_sqlbroker import (
     EraseResult,
@@ -267,6 +268,36 @@ def test_copies_of_a_message_go_with_it(
     assert (done.live, done.archived, done.lake) == (2, 2, 3)
     assert archive.ids() == [1]
     assert not holds(path, "Lovelace")
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+def test_an_id_that_was_given_again_is_refused(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """The database has lost a message that the lake has, and given its id to another person's."""
+    path = tmp_path / "lake"
+    made(spark, archive, path)
+    archive.execute("DELETE FROM message_archive WHERE id = 101")
+    add_live(archive, 101, leased=False)
+    with archive.engine.begin() as connection:
+        connection.execute(archive.message.update().values(key="bob@example.org"))
+    of_lake = build_message_id(101, archived(**of_ada(101, 0))["created_at"])
+    of_database = build_message_id(101, archived()["created_at"])
+    refused: list[dict[str, Any]] = [
+        {},
+        {"keys": ["bob@example.org"]},
+        {"keys": (), "ids": [of_lake]},
+        {"keys": (), "ids": [102, of_database]},
+    ]
+    for given in refused:
+        with pytest.raises(SetupError, match=r"several messages have the same id: \[101\]"):
+            erase(spark, archive, path, **given)
+    with pytest.raises(SetupError, match=r"several messages have the same id: \[101\]"):
+        erase_messages(None, archive.url, ids=[of_lake])
+    assert erase_messages(None, archive.url, ids=[of_database]).live == 1
+    assert (archive.count(), holds(path, "Lovelace")) == (16, True)
+    both = erase(spark, archive, path, ids=["101"])
+    assert (both.live, both.archived, both.lake) == (1, 1, 2)
 
 
 @OF_SQLITE

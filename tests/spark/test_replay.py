@@ -763,7 +763,8 @@ def test_messages_that_went_on_since_are_left_out_of_a_lake(
     # Ids that no copy gets: what a copy has in the live table is another message.
     archive.add(*({"id": n, "state": "FAILED"} for n in range(1001, 1006)))
     lake = frame(spark, archive).localCheckpoint()
-    again = {"archived_at": START + timedelta(days=1)}
+    published_at = START - timedelta(seconds=1)
+    again = {"archived_at": START + timedelta(days=1), "created_at": published_at}
     archive.execute("DELETE FROM message_archive WHERE id > 1001")
     archive.add({"id": 1002, **again}, {"id": 1003, "state": "FAILED", **again})
     waiting = archived(id=1005, headers=None, state="PENDING")
@@ -784,6 +785,22 @@ def test_messages_that_went_on_since_are_left_out_of_a_lake(
     assert (everything.messages, everything.redriven) == (5, 0)
     without = publish(both, archive, job="live", current_only=True, archive_table=None)
     assert (without.messages, without.redriven) == (4, 1)
+
+
+def test_two_messages_of_one_id_are_refused(spark: SparkSession, new_database: Any) -> None:
+    """A lake has both if the database lost the first and gave its id again. Neither is left out
+    unseen; each can be replayed as a job of its own."""
+    archive = new_database("sqlite")
+    archive.add({"id": 1001}, {"id": 1002})
+    first = frame(spark, archive)
+    other = first.where("id = 1002").withColumn(
+        "created_at", F.col("created_at") + F.expr("INTERVAL 1 MICROSECOND")
+    )
+    both = first.unionByName(other)
+    with pytest.raises(PublishError, match="row 1002: two messages have this id"):
+        replay(both, archive.url, job="j")
+    assert publish(first, archive, job="first").messages == 2
+    assert publish(other, archive, job="other").messages == 1
 
 
 def test_what_current_only_needs_is_checked(spark: SparkSession, new_database: Any) -> None:
