@@ -263,6 +263,30 @@ def _require_tables(writer: ReplayWriter, connection: Connection) -> None:
             ) from None
 
 
+def _check_columns(df: DataFrame, *, current_only: bool) -> None:
+    """Check that `df` has the columns that `partition_rows` reads, and is no stream.
+
+    Raises:
+        SetupError: a column is missing, or the DataFrame is streaming.
+    """
+    missing = [name for name in REQUIRED_COLUMNS if name not in df.columns]
+    if missing:
+        raise SetupError(
+            f"the DataFrame has no column {missing[0]!r}: replay needs "
+            f"{', '.join(REQUIRED_COLUMNS)}, as "
+            "read_archive returns them"
+        )
+    if current_only and "archived_at" not in df.columns:
+        raise SetupError(
+            "current_only needs the column archived_at, as read_archive and read_export return it"
+        )
+    if df.isStreaming:
+        raise SetupError(
+            "replay does not accept a streaming DataFrame: call it in foreachBatch, always with "
+            "the same job"
+        )
+
+
 def partition_rows(
     df: DataFrame, partition_count: int, *, dry_run: bool, current_only: bool = False
 ) -> DataFrame:
@@ -281,22 +305,7 @@ def partition_rows(
     Raises:
         SetupError: a column is missing or of an unsupported type, or the DataFrame is streaming.
     """
-    missing = [name for name in REQUIRED_COLUMNS if name not in df.columns]
-    if missing:
-        raise SetupError(
-            f"the DataFrame has no column {missing[0]!r}: replay needs "
-            f"{', '.join(REQUIRED_COLUMNS)}, as "
-            "read_archive returns them"
-        )
-    if current_only and "archived_at" not in df.columns:
-        raise SetupError(
-            "current_only needs the column archived_at, as read_archive and read_export return it"
-        )
-    if df.isStreaming:
-        raise SetupError(
-            "replay does not accept a streaming DataFrame: call it in foreachBatch, always with "
-            "the same job"
-        )
+    _check_columns(df, current_only=current_only)
     other_columns = [
         F.col(name) for name in REQUIRED_COLUMNS if name not in ("id", "headers", "payload")
     ]
