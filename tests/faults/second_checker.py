@@ -175,7 +175,8 @@ def _may_repeat(story: Story, run: Run, before: float = inf) -> bool:
 
 @rule(
     "2 one id for each message",
-    "Use `message.message_id` as your idempotency key; it is the same for every delivery.",
+    "It is the same at every delivery, after a move, a redrive, and in the archive, and no other "
+    "message of the database ever has it.",
     durable=False,
 )
 def one_id(story: Story) -> Iterator[str]:

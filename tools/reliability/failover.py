@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from tests.faults.checker import KNOWN, RULES
+from tests.faults.checker import RULES
 from tests.faults.failover import FAILOVERS
 from tests.faults.failover.run import Seen, run_failover
 from tools.private import CannotStartError
@@ -107,8 +107,7 @@ def _add(found: dict[str, Any], seed: int, rounds: int, seen: Seen) -> None:
     found["broken"] = Counter(found["broken"])
     for rule, violations in seen.broken.items():
         found["broken"][rule] += len(violations)
-        if rule not in KNOWN:
-            found["examples"] += [f"seed {seed}, {rule}: {one}" for one in violations[:2]]
+        found["examples"] += [f"seed {seed}, {rule}: {one}" for one in violations[:2]]
     for way, seconds in seen.recoveries.items():
         found["recoveries"].setdefault(way, []).extend(
             None if one is None else round(one, 2) for one in seconds
@@ -116,8 +115,8 @@ def _add(found: dict[str, Any], seed: int, rounds: int, seen: Seen) -> None:
 
 
 def _counted(broken: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `broken` that fail the command."""
-    return {rule: found for rule, found in broken.items() if rule not in KNOWN and found}
+    """Those of `broken` that have violations."""
+    return {rule: found for rule, found in broken.items() if found}
 
 
 def _problems(found: Mapping[str, Any]) -> list[str]:
@@ -144,7 +143,6 @@ def render(code: str, results: Iterable[Mapping[str, Any]] | None = None) -> lis
     code than `code` name it.
     """
     kept = [*(_read() if results is None else results)]
-    known = [f"Not counted there yet: {', '.join(sorted(KNOWN))}."] if KNOWN else []
     heads = [
         *("failover", "rounds (seeds)", "broken promises", *COLUMNS),
         *("commits lost by the database", "deliveries lost by it", "seconds until work goes on"),
@@ -160,7 +158,6 @@ def render(code: str, results: Iterable[Mapping[str, Any]] | None = None) -> lis
         "Commits that the database itself has lost, as an asynchronous standby does, have columns",
         "of their own. The same rules as above are checked on the rest; broken promises is their",
         "sum.",
-        *known,
         "A standby counts as following only when a row that was just written has arrived there.",
         "The old primary returns by pg_rewind before each next round. The seconds are the median",
         "and the maximum, by the way on which a worker reaches the servers, from the moment at",
