@@ -96,7 +96,7 @@ def email_service(broker: SqlBroker, engine: AsyncEngine, plan: Plan) -> Pipelin
         """
         assert text.startswith(f"to {message.key}: ")
         await asyncio.sleep(random.uniform(0.005, 0.03))
-        await record_send(engine, int(message.message_id), os.getpid())
+        await record_send(engine, message.raw_message.id, os.getpid())
         await asyncio.sleep(random.uniform(0.005, 0.03))
 
     return service
