@@ -81,9 +81,9 @@ class SqlBrokerParser:
             message_id=_GENERATED_LATER,
         )
         attributes = vars(message)
-        del attributes["message_id"]
+        attributes.pop("message_id", None)
         if correlation_id is None:
-            del attributes["correlation_id"]
+            attributes.pop("correlation_id", None)
         return message
 
     def _get_reply_to(self, row: ClaimedMessage, headers: dict[str, Any]) -> str:

@@ -69,12 +69,10 @@ class Node(Process):
             "gmcast.listen_addr": f"tcp://{self.group_address}",
             "ist.recv_addr": f"127.0.0.1:{changes}",
             "gcache.size": "32M",
-            # A node that is killed or stopped is out of the group after some seconds, not 15.
-            "evs.keepalive_period": "PT0.5S",
-            "evs.inactive_check_period": "PT0.5S",
-            "evs.suspect_timeout": "PT3S",
-            "evs.inactive_timeout": "PT6S",
-            "evs.install_timeout": "PT6S",
+            # A machine that stands still for some seconds must not split the group.
+            "evs.suspect_timeout": "PT30S",
+            "evs.inactive_timeout": "PT60S",
+            "evs.install_timeout": "PT60S",
         }
         self._plain_command += [
             "--wsrep-on=ON",

@@ -300,7 +300,7 @@ def run(cell: Cell, options: Sequence[str]) -> dict[str, Any]:
         if passed:  # what failed has passed alone
             counts["passed"] += len(counts["failed"])
             counts["failed"] = {}
-        elif not counts["failed"]:
+        if not counts["failed"] and not (passed and counts["passed"]):
             counts["failed"] = {"pytest": "it has run no test, or did not end in order"}
         return {"with": found, **counts}
 
@@ -428,6 +428,9 @@ def main(arguments: list[str]) -> int:
         except MissingError as error:
             print(f"{name} is untested: {error}", flush=True)
             result = {"missing": str(error)}
+            # Who names a version wants it; only one that no registry has is no failure.
+            if names and not known[name].missing:
+                problems.append(name)
         if result.get("failed"):
             problems.append(name)
         if not options:

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.correlation import build_message_id, parse_message_id
@@ -83,12 +84,14 @@ class AdminOperations:
         A database that loses commits, such as an asynchronous standby that takes over, gives the
         ids of lost rows again. Only the text of `message.message_id` tells the messages apart.
         """
-        times = dict(map(parse_message_id, message_ids))
-        if not any(times.values()):
+        times: dict[int, set[datetime]] = {}
+        for row_id, created_at in map(parse_message_id, message_ids):
+            if created_at is not None:
+                times.setdefault(row_id, set()).add(created_at)
+        if not times:
             return
         for row_id, created_at in await self._store.messages.list_times(list(times)):
-            expected = times[row_id]
-            if expected not in (None, created_at):
+            for expected in times[row_id] - {created_at}:
                 raise SetupError(
                     f"got message_id {build_message_id(row_id, expected)}, but message {row_id} is "
                     f"another one, published at {created_at}: the database has lost the first and "

@@ -35,7 +35,11 @@ def keep_what_is_there(h: History, business: Mapping[int, str]) -> None:
         groups[delivery.number].append(delivery)
     kept: list[Delivery] = []
     for number, all_of_it in groups.items():
-        kept += [] if number in gone else _kept(all_of_it, rows.get(number), h.losses)
+        if number in gone:
+            # What the new server never had can only have been delivered before.
+            kept += [d for d in all_of_it if not is_touched(d, h.losses)]
+        else:
+            kept += _kept(all_of_it, rows.get(number), h.losses)
     # By identity: a delivery that was given again may be equal to its predecessor.
     known = {id(delivery) for delivery in kept}
     h.forgotten = [delivery for delivery in h.deliveries if id(delivery) not in known]

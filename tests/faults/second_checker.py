@@ -597,7 +597,10 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     wrong = 0
     for name in arguments:
-        found = check(read(Path(name)))
+        records = [*read(Path(name))]
+        found = check(records)
+        if not any(record["event"] == "finish" for record in records):
+            found.append(Broken("whole", "it has no record of its end, so it shows little"))
         wrong += len(found)
         for broken in found:
             _say(f"{name}: {broken}")

@@ -79,7 +79,10 @@ async def hold(
 
     event.listen(bench.store.engine.sync_engine, "commit", wait, once=True)
     task = asyncio.ensure_future(claim())
-    await decided.wait()
+    deciding = asyncio.ensure_future(decided.wait())
+    await asyncio.wait({task, deciding}, return_when=asyncio.FIRST_COMPLETED)
+    deciding.cancel()
+    assert decided.is_set(), f"the claim ended before its COMMIT: {task}"
     return task
 
 

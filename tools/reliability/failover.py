@@ -33,23 +33,25 @@ def run(runs: int, rounds: int, only: str, code: str, keep: Path | None) -> bool
     promise was broken, a target missed, or a run did not come to its end. Events of such runs are
     copied to `keep`.
     """
-    failed = False
-    for name in FAILOVERS:
-        if not any(part in name for part in only.split(",")):
-            continue
+    chosen = [name for name in FAILOVERS if any(part in name for part in only.split(","))]
+    if not chosen:
+        print(f"--only must be a part of {', '.join(FAILOVERS)}; got {only!r}")
+    failed = not chosen
+    for name in chosen:
         found = _new(name, code)
         for seed in range(1, runs + 1):
             started = time.monotonic()
             before = len(_problems(found))
             _run_once(found, seed, rounds, keep)
-            _write(found)
+            if not found["skipped"]:
+                _write(found)
             state = "; ".join(_problems(found)[before:]) or found["skipped"] or "kept"
             seconds = time.monotonic() - started
             print(f"{name}, seed {seed}: {state} ({seconds:.0f} s)", flush=True)
             if found["skipped"]:
                 break
         print(_row(found, code), flush=True)
-        failed = failed or bool(_problems(found))
+        failed = failed or bool(found["skipped"] or _problems(found))
     return failed
 
 

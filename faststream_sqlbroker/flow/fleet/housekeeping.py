@@ -24,8 +24,8 @@ MAX_PAUSE = 5.0
 BUSY_PAUSE = 1.0
 """Seconds until the next step while other processes work on all due jobs."""
 RIGHTS_INTERVAL = 60.0
-"""Seconds until a process without the rights for jobs may look for them again: GRANT needs no
-restart.
+"""Seconds until a process without the rights for jobs looks for them again: a GRANT on the tables
+needs no restart.
 """
 
 

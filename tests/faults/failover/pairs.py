@@ -158,11 +158,13 @@ def burn(node: Node) -> None:
 
 
 async def lag(cell: FailoverCell, since: float) -> None:
-    """Let the standby stay behind, until a transaction has begun whose lease has reached it."""
+    """Let the standby stay behind, until a transaction is open whose lease has reached it."""
     shortest = time.monotonic() + cell.draw.uniform(*LAG)
     longest = time.monotonic() + LAG[1]
     while (now := time.monotonic()) < longest:
-        if now > shortest and any(d.claimed < since < d.at for d in cell.deliveries("tx")):
+        if now > shortest and any(
+            d.claimed < since < d.at and d.ended is None for d in cell.deliveries("tx")
+        ):
             return
         await asyncio.sleep(0.05)
 
