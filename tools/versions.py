@@ -18,28 +18,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from packaging.requirements import Requirement
-
-from tools import embedded_postgresql, oldest, private, servers, unstable
+from tools import oldest, private, servers, unstable
 from tools.files import update_block
+from tools.version_cells import PROJECT, Cell, cells, read_project
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "tests" / "versions.json"
 PAGE = ROOT / "docs" / "reference" / "databases.md"
-PROJECT = ROOT / "pyproject.toml"
-FOLDERS = ("contract", "flow", "plans", "outcomes", "schema", "processes")
-"""Of the tests: what they show depends on the database."""
-OF_PYTHON = tuple(folder for folder in FOLDERS if folder != "plans")
 OWN_PYTHON = "3.11"
 """Python of all other tests."""
 EXTRAS = (
@@ -65,99 +57,6 @@ LIBRARIES = ("SQLAlchemy", "asyncpg", "psycopg", "aiomysql", "asyncmy", "aiosqli
 
 class MissingError(Exception):
     """A version cannot be had here; the text says why."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One version of one thing, and the tests that run with it.
-
-    Attributes:
-        what: The thing, as the table names it.
-        version: Which; what runs must be of it.
-        databases: Kinds that the tests run on.
-        folders: Of the tests.
-        programs: Makes the folder of the server's programs, for the first of `databases`.
-        python: An interpreter other than that of `.venv`.
-        wanted: Requirements that replace what `.venv` has.
-        startup: A line that each interpreter of the environment runs first.
-        variables: For the tests.
-        missing: Why it cannot be had at all.
-    """
-
-    what: str
-    version: str
-    databases: tuple[str, ...] = ()
-    folders: tuple[str, ...] = FOLDERS
-    programs: Callable[[], Path] | None = None
-    python: str | None = None
-    wanted: tuple[str, ...] = ()
-    startup: str = ""
-    variables: Mapping[str, str] = field(default_factory=dict)
-    missing: str = ""
-
-    @property
-    def name(self) -> str:
-        """As the command takes it."""
-        return f"{self.what}-{self.version}".lower().rstrip("-")
-
-
-def _project() -> dict[str, Any]:
-    return dict(tomllib.loads(PROJECT.read_text())["project"])
-
-
-def _lowest(name: str) -> Requirement:
-    """The requirement of the lower bound of `name`, as `just test-oldest` installs it."""
-    bounds = map(Requirement, oldest.lower_bounds(oldest.requirements(_project())))
-    return next(bound for bound in bounds if bound.name == name)
-
-
-def _driver(name: str, database: str) -> Cell:
-    folders = ("contract", "flow")
-    return Cell(name, "", (database,), folders, variables={"SQLBROKER_TEST_DRIVERS": name})
-
-
-def cells() -> list[Cell]:
-    """All, in the order of the table."""
-    lowest = _lowest("sqlalchemy")
-    return [
-        *(
-            Cell(
-                "PostgreSQL",
-                version,
-                ("postgresql",),
-                programs=partial(embedded_postgresql.programs, version),
-            )
-            for version in embedded_postgresql.VERSIONS
-        ),
-        Cell(
-            "MariaDB", "11.8", ("mariadb",), programs=partial(unstable.unpacked, unstable.MARIADB)
-        ),
-        *(
-            Cell("MySQL", version, missing="Debian, PyPI and npm have no server of this version")
-            for version in ("8.0", "8.4")
-        ),
-        *(
-            Cell("Python", version, ("sqlite", "postgresql"), OF_PYTHON, python=version)
-            for version in ("3.12", "3.13", "3.14", "3.14t")
-        ),
-        Cell(
-            "SQLAlchemy",
-            str(lowest.specifier).lstrip("="),
-            ("sqlite", "postgresql", "mariadb"),
-            ("contract", "outcomes", "schema"),
-            wanted=(str(lowest),),
-        ),
-        _driver("psycopg", "postgresql"),
-        _driver("asyncmy", "mariadb"),
-        Cell(
-            "uvloop",
-            "0.23.0",
-            ("sqlite", "postgresql"),
-            ("contract", "flow", "processes"),
-            wanted=("uvloop==0.23.0",),
-            startup="import uvloop; uvloop.install()",
-        ),
-    ]
 
 
 @contextmanager
@@ -236,7 +135,7 @@ def environment(cell: Cell) -> Path:
     used: Path | None = None
     if cell.python:
         used = interpreter(cell.python)
-        tools = {one.name: one for one in oldest.requirements(_project())[oldest.OWN]}
+        tools = {one.name: one for one in oldest.requirements(read_project())[oldest.OWN]}
         wanted += ["-e", f"{ROOT}[{','.join(EXTRAS)}]", *(str(tools[name]) for name in TESTING)]
     try:
         python = oldest.install(wanted, ROOT / f".venv-{cell.name}", used)
@@ -252,14 +151,20 @@ def environment(cell: Cell) -> Path:
 
 
 _VERSIONS = f"""
-import json, platform, sqlite3, sys
+import asyncio, json, platform, sqlite3, sys
 from importlib.metadata import PackageNotFoundError, version
 found = {{"Python": platform.python_version(), "SQLite": sqlite3.sqlite_version}}
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    found["Python"] += "t"
 for name in {LIBRARIES}:
     try:
         found[name] = version(name)
     except PackageNotFoundError:
         pass
+loop = asyncio.new_event_loop()
+if not type(loop).__module__.startswith("uvloop"):
+    found.pop("uvloop", None)  # installed, but it runs nothing
+loop.close()
 print(json.dumps(found))
 """
 
@@ -282,7 +187,7 @@ def run(cell: Cell, options: Sequence[str]) -> dict[str, Any]:
                 number = re.search(r"\d+(\.\d+)+", said)
                 found[_NAMES[kind]] = number[0] if number else said
         used = str(found.get(cell.what, ""))
-        if cell.version and not f"{used}.".startswith(f"{cell.version.rstrip('t')}."):
+        if not cell.is_version(used):
             raise MissingError(f"what runs is {used or 'something else'}")
         tests = [one for one in options if one.startswith("tests/")]
         passed = oldest.run(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import embedded_postgresql, unstable, versions
+from tools import embedded_postgresql, unstable, version_cells, versions
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.contract.test_claim" name="test_a[postgresql]" />
@@ -19,9 +19,9 @@ REPORT = """<testsuites><testsuite>
 
 def test_the_page_and_the_classifiers_are_of_the_kept_results() -> None:
     results = versions.read()
-    assert set(results) <= {cell.name for cell in versions.cells()}
+    assert set(results) <= {cell.name for cell in version_cells.cells()}
     assert versions.write(results, check=True) == 0
-    listed = tomllib.loads(versions.PROJECT.read_text())["project"]["classifiers"]
+    listed = tomllib.loads(version_cells.PROJECT.read_text())["project"]["classifiers"]
     own = [line for line in listed if line.startswith("Programming Language :: Python :: ")]
     only = "Programming Language :: Python :: 3 :: Only"
     assert own == [only, *versions.classifiers(results)]
@@ -54,6 +54,21 @@ def test_a_version_with_a_failure_is_no_classifier() -> None:
         "Typing :: Typed",
     ]
     assert versions.project_with(wanted, results) == wanted
+
+
+@pytest.mark.parametrize(
+    ("wanted", "used", "fits"),
+    [
+        ("3.14t", "3.14.0t", True),
+        ("3.14t", "3.14.0", False),
+        ("3.14", "3.14.0t", False),
+        ("3.1", "3.14.0", False),
+        ("0.23.0", "", False),
+        ("", "3.3.9", True),
+    ],
+)
+def test_what_runs_must_be_the_version(wanted: str, used: str, *, fits: bool) -> None:
+    assert version_cells.Cell("Python", wanted).is_version(used) == fits
 
 
 def test_a_report_is_counted_and_failures_are_named(tmp_path: Path) -> None:
