@@ -5,6 +5,7 @@ set positional-arguments
 
 python := ".venv/bin/python"
 servers := python + " -m tools.servers run"
+durable := "--durable"
 
 [private]
 default:
@@ -140,6 +141,7 @@ generate: setup
     @{{ python }} -m tools.attacks
     @{{ python }} -m tools.capabilities
     @{{ python }} -m tools.versions --write
+    @{{ python }} -m benchmarks.quotes
 
 # Regenerate the golden SQL in tests/sql
 sql: setup
@@ -182,13 +184,13 @@ _install-next-spark: setup
 _next-spark: setup
     @{{ servers }} --only postgresql -- sh tools/spark.sh 4.3.0 tests/spark/test_datasource.py tests/spark/test_stream.py -k "not mariadb and not sqlite"
 
-# What we reach of FastStream's dispatch and of the raw driver; writes benchmarks/results (--rounds 5 --messages 60000)
+# What we reach of FastStream's dispatch and of the raw driver; writes benchmarks/results (--rounds 5 --messages 60000; --durable: each commit on disk)
 bench *args: setup
-    @{{ servers }} -- {{ python }} -m benchmarks own "$@"
+    @{{ servers }} {{ if args =~ durable { durable } else { "" } }} -- {{ python }} -m benchmarks own "$@"
 
-# The same compared with other brokers, which it installs into environments of their own
+# The same compared with other brokers, which it installs into environments of their own (--durable)
 bench-peers *args: setup
-    @{{ servers }} -- {{ python }} -m benchmarks peers "$@"
+    @{{ servers }} {{ if args =~ durable { durable } else { "" } }} -- {{ python }} -m benchmarks peers "$@"
 
 # With more rows, queues, bytes and processes (--rounds 3; --large: tens of millions of rows, 15 GB)
 bench-scale *args: setup
@@ -218,9 +220,9 @@ bench-pages *args: setup
 bench-policies *args: setup
     @{{ servers }} -- {{ python }} -m benchmarks policies "$@"
 
-# Every target of the others, quickly (11 minutes; --only consume: a part of it); fails if one is missed
+# Every target of the others, quickly (11 minutes; --only consume: a part of it; --durable: each commit on disk); fails if one is missed
 bench-check *args: setup
-    @{{ servers }} -- {{ python }} -m benchmarks check "$@"
+    @{{ servers }} {{ if args =~ durable { durable } else { "" } }} -- {{ python }} -m benchmarks check "$@"
 
 # How fast Spark reads 2 000 000 archived messages, compared with COPY and Spark's defaults, and by one and two executors (--check: only tell the targets)
 bench-spark *args: setup

@@ -2,22 +2,25 @@
 [--messages N].
 
 Every figure is a ratio of runs taken in turn on one machine: the rates themselves say little
-elsewhere. Ends with 1 if a target is not reached. `report` measures nothing: it renders what the
-others have kept.
+elsewhere. Ends with 1 if a target is not reached. With `--durable` the databases keep each commit
+on disk, and the results are kept apart. `report` measures nothing: it renders what the others have
+kept, and brings README.md and docs/explanation/speed.md up to date.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from benchmarks import charts, report, scaling, spark_loads, targets
+from benchmarks import charts, quotes, report, scaling, spark_loads, targets
 from benchmarks.compare import Suite
 from benchmarks.counters import counted
 from benchmarks.harness import Result, interleaved, keep, machine
 from benchmarks.peers.setup import environment
 from benchmarks.policy_targets import policies
+from benchmarks.settings import PEERS_SYNCHRONOUS, problems, settings
 
 ROUNDS = {
     "own": 5,
@@ -32,6 +35,10 @@ ROUNDS = {
     "policies": 3,
 }
 """Runs of each variant, if nothing else is said."""
+
+
+DURABLE = tuple(which for which in ROUNDS if f"{which}_durable" in report.TITLES)
+"""Commands that can be run with `--durable`."""
 
 
 def measure(suites: list[Suite], rounds: int) -> tuple[report.Content, bool]:
@@ -92,6 +99,9 @@ def _suites(arguments: argparse.Namespace) -> list[Suite]:
         "check": lambda: targets.check(count, environment),
     }
     suites = made[arguments.which]()
+    if arguments.durable:
+        # What has nothing to do commits nothing.
+        suites = [suite for suite in suites if not suite.aside]
     if arguments.only is None:
         return suites
     return _chosen(suites, arguments.only)
@@ -116,13 +126,26 @@ def render() -> int:
         print("Nothing is kept in benchmarks/results yet: measure first, for example `just bench`.")
         return 1
     print(report.write(contents, charts.render(contents)))
+    quotes.write(report.kept())
     return 0
+
+
+def require_durable() -> None:
+    """Let the peers keep their commits, too.
+
+    Raises:
+        SystemExit: a setting of a database may lose a commit; the text names each.
+    """
+    os.environ[PEERS_SYNCHRONOUS] = "FULL"
+    if lines := problems(settings()):
+        cure = "Start servers with `tools.servers run --durable`, and TMPDIR a folder on a disk."
+        raise SystemExit("\n".join(["--durable is refused:", *lines, cure]))
 
 
 def main() -> int:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("which", nargs="?", choices=[*report.TITLES, "report"], default="own")
+    parser.add_argument("which", nargs="?", choices=[*ROUNDS, "report"], default="own")
     parser.add_argument(
         "--rounds", type=int, help=f"runs of each variant, taken in turn; default {ROUNDS}"
     )
@@ -138,11 +161,18 @@ def main() -> int:
         "--only",
         help="parts of names of suites, with commas; what is kept of the others stays",
     )
+    parser.add_argument(
+        "--durable", action="store_true", help=f"databases lose no commit; of {', '.join(DURABLE)}"
+    )
     parser.add_argument("--check", action="store_true", help="only tell the targets, write nothing")
     arguments = parser.parse_args()
     which = arguments.which
     if which == "report":
         return render()
+    if arguments.durable and which not in DURABLE:
+        parser.error(f"--durable is of {', '.join(DURABLE)}, not of {which}")
+    if arguments.durable:
+        require_durable()
     rounds = arguments.rounds or ROUNDS[which]
     if which == "spark":
         content, reached = measure_spark(rounds, arguments.rows)
@@ -151,6 +181,7 @@ def main() -> int:
     if arguments.check:
         print("\n".join(report.tables(content)))
         return int(not reached)
+    which = f"{which}_durable" if arguments.durable else which
     if arguments.only is not None:
         content = report.merged(which, content)
     file = keep(which, content)

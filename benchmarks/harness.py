@@ -18,6 +18,8 @@ from uuid import uuid4
 
 from sqlalchemy import create_engine, text
 
+from benchmarks.origin import code, commit
+from benchmarks.settings import settings
 from tools.servers import VARIABLES
 
 ROOT = Path(__file__).parent.parent
@@ -105,7 +107,7 @@ def interleaved(
 
 
 def machine() -> dict[str, Any]:
-    """What the figures are taken on, and when."""
+    """What the figures are taken on, when, and with which code."""
     names = ("faststream", "sqlalchemy", "asyncpg", "asyncmy", "aiosqlite", "pyspark")
     return {
         "taken": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -114,7 +116,9 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "packages": {name: version(name) for name in names},
-        "databases": {kind: _settings(kind) for kind in VARIABLES if VARIABLES[kind] in os.environ},
+        "databases": settings(),
+        "commit": commit(),
+        "code": code(),
     }
 
 
@@ -124,26 +128,6 @@ def _cpu_model() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor()
-
-
-_INNODB = (
-    "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'innodb_flush_log_at_trx_commit', "
-    "'sync_binlog', 'innodb_buffer_pool_size', 'log_bin')"
-)
-_SETTINGS = {
-    "postgresql": "SELECT name, setting FROM pg_settings WHERE name IN ('server_version', 'fsync', "
-    "'synchronous_commit', 'shared_buffers', 'autovacuum', 'wal_level', 'full_page_writes')",
-    "mariadb": _INNODB,
-    "mysql": _INNODB,
-}
-
-
-def _settings(kind: str) -> dict[str, str]:
-    engine = create_engine(os.environ[VARIABLES[kind]])
-    with engine.connect() as connection:
-        rows = connection.execute(text(_SETTINGS[kind])).all()
-    engine.dispose()
-    return {name: str(value) for name, value in rows}
 
 
 def keep(name: str, content: dict[str, Any]) -> Path:

@@ -10,7 +10,11 @@ from benchmarks.compare import Spread, spread
 from benchmarks.harness import RESULTS, Result
 
 TITLES = {
+    "check_durable": "All targets, quickly, on durable settings",
+    "check": "All targets, quickly",
+    "own_durable": "Compared with FastStream's dispatch and the raw driver, on durable settings",
     "own": "Compared with FastStream's dispatch and the raw driver",
+    "peers_durable": "Compared with other brokers, on durable settings",
     "peers": "Compared with other brokers",
     "scale": "With more rows, queues, bytes and processes",
     "rate": "At a fixed rate",
@@ -19,10 +23,8 @@ TITLES = {
     "policies": "Under policies",
     "spark": "The archive in Spark",
     "watching": "Watched by metrics and traces",
-    "check": "All targets, quickly",
 }
-KEPT = ("own", "peers", "scale", "rate", "effects", "requests", "policies", "watching", "spark")
-"""What the report is made of; `check` repeats parts of it in short."""
+"""By the names of the results, in the order of the report."""
 Content = dict[str, Any]
 """A file of benchmarks/results: machine, rows, results and suites."""
 
@@ -117,7 +119,7 @@ def tables(content: Content) -> list[str]:
 
 def _medians(runs: list[Result], shows: Iterable[str]) -> list[str]:
     found = ((FIGURES[name], taken(runs, name)) for name in shows)
-    return [figure.shown(value and value.median) for figure, value in found]
+    return [figure.shown(value.median if value else None) for figure, value in found]
 
 
 def about(machine: dict[str, Any]) -> str:
@@ -128,8 +130,8 @@ def about(machine: dict[str, Any]) -> str:
         for kind, settings in machine["databases"].items()
     )
     of = (
-        f"{machine['taken'][:10]}, {machine['cores']} cores, {machine['cpu']}, Python "
-        f"{machine['python']}"
+        f"{machine['taken'][:10]}, commit {machine.get('commit', 'unknown')}, "
+        f"{machine['cores']} cores, {machine['cpu']}, Python {machine['python']}"
     )
     return f"{', '.join((of, *packages))}; {'; '.join(servers)}."
 
@@ -144,7 +146,7 @@ def document(which: str, content: Content, level: str = "#", image: str | None =
 
 def kept() -> dict[str, Content]:
     """What the commands have written, by command."""
-    files = ((which, RESULTS / f"{which}.json") for which in KEPT)
+    files = ((which, RESULTS / f"{which}.json") for which in TITLES)
     return {which: json.loads(file.read_text()) for which, file in files if file.exists()}
 
 
@@ -157,11 +159,36 @@ def merged(which: str, content: Content) -> Content:
     rows = {_row_name(row): row for row in (*before["rows"], *content["rows"])}
     parts = ("results", "suites", "counters")
     both = {part: {**before.get(part, {}), **content[part]} for part in parts}
-    return {**content, "rows": list(rows.values()), **both}
+    machine = dict(content["machine"])
+    if before["results"].keys() - content["results"].keys():
+        for name in ("commit", "code"):
+            of_both = {of.get(name, "unknown") for of in (before["machine"], machine)}
+            of_both = {part for value in of_both for part in value.split(" and ")}
+            machine[name] = " and ".join(sorted(of_both))
+    return {**content, "machine": machine, "rows": list(rows.values()), **both}
 
 
 def _row_name(row: str) -> str:
     return row.split("|")[1].strip()
+
+
+def origin(contents: dict[str, Content]) -> str:
+    """Whether all results are of the same code, in one sentence; else which are of which."""
+    by_code: dict[str, list[str]] = {}
+    commits = {}
+    for which, content in contents.items():
+        machine = content["machine"]
+        code = machine.get("code", "unknown")
+        by_code.setdefault(code, []).append(f"`{which}`")
+        commits[code] = machine.get("commit", "unknown")
+    if len(by_code) == 1 and "unknown" not in by_code:
+        [commit] = commits.values()
+        return f"All results are of the same code, that of commit {commit}."
+    parts = (
+        f"{', '.join(names)} of commit {commits[code]} (code {code})"
+        for code, names in by_code.items()
+    )
+    return f"**The results are of different code**: {'; '.join(parts)}."
 
 
 def write(contents: dict[str, Content], images: dict[str, str]) -> str:
@@ -169,7 +196,7 @@ def write(contents: dict[str, Content], images: dict[str, str]) -> str:
     intro = (
         "# Measurements\n\nEvery ratio is of runs that were taken in turn on one machine, round by "
         "round; the rates themselves say little elsewhere. Written by `python -m benchmarks "
-        "report`.\n"
+        f"report`. {origin(contents)}\n"
     )
     parts = [
         document(which, content, "##", images.get(which)) for which, content in contents.items()

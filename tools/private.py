@@ -88,9 +88,9 @@ def _owner(user: str) -> pwd.struct_passwd:
 
 
 @contextmanager
-def folder_of(user: str) -> Iterator[tuple[Path, Callable[[], None]]]:
+def folder_of(user: str, *, on_disk: bool = False) -> Iterator[tuple[Path, Callable[[], None]]]:
     """A temporary folder, and what a child must do first: become `user` if we are root, end with
-    us.
+    us. `on_disk` keeps it out of the memory that has room for it.
     """
     owner = _owner(user) if os.geteuid() == 0 else None
     libc = ctypes.CDLL(None)
@@ -106,7 +106,7 @@ def folder_of(user: str) -> Iterator[tuple[Path, Callable[[], None]]]:
         if os.getppid() != parent:
             os._exit(1)
 
-    folder = Path(tempfile.mkdtemp(prefix="sqlbroker-", dir=_memory()))
+    folder = Path(tempfile.mkdtemp(prefix="sqlbroker-", dir=None if on_disk else _memory()))
     try:
         if owner is not None:
             os.chown(folder, owner.pw_uid, owner.pw_gid)
@@ -236,12 +236,14 @@ POSTGRESQL_PLACES = ("/usr/lib/postgresql/*/bin", "/usr/local/pgsql/bin")
 
 
 @contextmanager
-def postgresql(**settings: str) -> Iterator[tuple[str, Process]]:
-    """A PostgreSQL that commits to memory: a crash of the machine may lose it, a crash of a client
-    not.
+def postgresql(*, durable: bool = False, **settings: str) -> Iterator[tuple[str, Process]]:
+    """A PostgreSQL that commits to memory, unless it is `durable`: a crash of the machine may lose
+    it, a crash of a client not.
     """
     initdb = needed("initdb", "postgresql", *POSTGRESQL_PLACES)
-    with folder_of("postgres") as (folder, become):
+    if durable:
+        settings = {"fsync": "on", "full_page_writes": "on", **settings}
+    with folder_of("postgres", on_disk=durable) as (folder, become):
         data = folder / "data"
         options = ["-A", "trust", "-U", "postgres", "-E", "UTF8", "--no-sync"]
         run([initdb, "-D", str(data), *options], become, folder)
@@ -289,6 +291,12 @@ def wait_until_ready(url: str) -> None:
             return
 
 
+DURABLE_BINLOG = (
+    "--innodb-flush-log-at-trx-commit=1",
+    "--log-bin=binlog",
+    "--sync-binlog=1",
+)
+"""Options of a MariaDB or MySQL that loses no commit: they undo what the others save."""
 MARIADB_PLACES = ("/usr/sbin", "/usr/bin", "/usr/local/bin")
 
 
@@ -330,11 +338,13 @@ def install_mariadb(folder: Path, become: Callable[[], None]) -> None:
 
 
 @contextmanager
-def mariadb(*more: str) -> Iterator[tuple[str, Process]]:
+def mariadb(*more: str, durable: bool = False) -> Iterator[tuple[str, Process]]:
     """A MariaDB whose root needs no password, reachable from this machine only; `more` are options
     of the server.
     """
-    with folder_of("mysql") as (folder, become):
+    if durable:
+        more = (*DURABLE_BINLOG, *more)
+    with folder_of("mysql", on_disk=durable) as (folder, become):
         port = free_port()
         command = mariadb_server(folder, port)
         install_mariadb(folder, become)
@@ -351,7 +361,7 @@ OLDEST_MYSQL = (8, 0, 19)
 
 
 @contextmanager
-def mysql(*more: str) -> Iterator[tuple[str, Process]]:
+def mysql(*more: str, durable: bool = False) -> Iterator[tuple[str, Process]]:
     """A MySQL whose root needs no password, reachable from this machine only; `more` are options of
     the server.
 
@@ -359,7 +369,9 @@ def mysql(*more: str) -> Iterator[tuple[str, Process]]:
         CannotDownloadError: there is none on PATH, and none can be downloaded.
     """
     server = _mysqld()
-    with folder_of("mysql") as (folder, become):
+    if durable:
+        more = (*DURABLE_BINLOG, *more)
+    with folder_of("mysql", on_disk=durable) as (folder, become):
         temporary = folder / "tmp"
         port = free_port()
         temporary.mkdir()
@@ -484,7 +496,7 @@ def redis() -> Iterator[str]:
             yield f"redis://127.0.0.1:{port}"
 
 
-STARTERS: dict[str, Callable[[], AbstractContextManager[tuple[str, Process]]]] = {
+STARTERS: dict[str, Callable[..., AbstractContextManager[tuple[str, Process]]]] = {
     "postgresql": postgresql,
     "mariadb": mariadb,
     "mysql": mysql,

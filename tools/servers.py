@@ -1,11 +1,12 @@
 """Servers for the tests: those configured, those already listening, or private ones that end with
 us.
 
-    python -m tools.servers run [--only postgresql,mariadb] -- COMMAND...
+    python -m tools.servers run [--durable] [--only postgresql,mariadb] -- COMMAND...
 
 runs COMMAND with the addresses in `SQLBROKER_TEST_POSTGRESQL_URL`, `…_MARIADB_URL` and
 `…_MYSQL_URL`, and for each of them `…_URL_VERSION` and, of a server started here, the file
-`…_URL_LOG`. At the end it tells how much the servers that it started have worked.
+`…_URL_LOG`. At the end it tells how much the servers that it started have worked. With `--durable`
+those keep each commit on disk, in the folder for temporary files (`TMPDIR`).
 """
 
 import os
@@ -65,8 +66,9 @@ class NoServerError(Exception):
 
 
 @contextmanager
-def server(kind: str) -> Iterator[str]:
-    """Give the URL of an administrator of a `kind` server; one started here ends with the context.
+def server(kind: str, *, durable: bool = False) -> Iterator[str]:
+    """Give the URL of an administrator of a `kind` server; one started here ends with the context,
+    and keeps each commit on disk if it is `durable`.
 
     Raises:
         NoServerError: there is none; in one line what is missing. Excused if what brings it cannot
@@ -85,7 +87,7 @@ def server(kind: str) -> Iterator[str]:
     reasons: list[private.CannotStartError] = []
     starters: list[Callable[[], AbstractContextManager[str]]]
     starters = [
-        lambda: _private(kind),
+        lambda: _private(kind, durable=durable),
         lambda: compose.start(kind, lambda url: problem_of(kind, url) is None),
     ]
     for start in starters:
@@ -116,8 +118,8 @@ def own_server(kind: str) -> Iterator[str]:
 
 
 @contextmanager
-def _private(kind: str) -> Iterator[str]:
-    with private.STARTERS[kind]() as (url, process):
+def _private(kind: str, *, durable: bool = False) -> Iterator[str]:
+    with private.STARTERS[kind](durable=durable) as (url, process):
         LOGS[url] = process.log
         yield url
 
@@ -141,7 +143,13 @@ def problem_of(kind: str, url: str, timeout: int = QUICK) -> str | None:
     return None
 
 
-def run(kinds: list[str], command: list[str], say: Callable[[str], object]) -> int:
+def run(
+    kinds: list[str],
+    command: list[str],
+    say: Callable[[str], object],
+    *,
+    durable: bool = False,
+) -> int:
     """Run `command` with the servers' addresses; its exit code, 1 if a server is missing in CI
     without an excuse.
     """
@@ -149,7 +157,7 @@ def run(kinds: list[str], command: list[str], say: Callable[[str], object]) -> i
     with ExitStack() as stack:
         for kind in kinds:
             try:
-                url = stack.enter_context(_counted(kind, say))
+                url = stack.enter_context(_counted(kind, say, durable=durable))
             except NoServerError as error:
                 say(str(error))
                 if os.environ.get("CI") and not error.excused:
@@ -164,10 +172,10 @@ def run(kinds: list[str], command: list[str], say: Callable[[str], object]) -> i
 
 
 @contextmanager
-def _counted(kind: str, say: Callable[[str], object]) -> Iterator[str]:
+def _counted(kind: str, say: Callable[[str], object], *, durable: bool) -> Iterator[str]:
     """As `server`; say at the end what one that was started here has cost."""
     with ExitStack() as stack:
-        yield stack.enter_context(server(kind))
+        yield stack.enter_context(server(kind, durable=durable))
         before = _seconds_of_children()
         stack.close()
         if seconds := round(_seconds_of_children() - before):
@@ -219,6 +227,8 @@ def main(arguments: list[str]) -> int:
     """The command line."""
     head, separator, command = _split(arguments)
     kinds = list(VARIABLES)
+    durable = "--durable" in head
+    head = [part for part in head if part != "--durable"]
     if len(head) == 3 and head[1] == "--only" and VARIABLES.keys() >= set(head[2].split(",")):
         kinds = head[2].split(",")
         head = head[:1]
@@ -226,7 +236,7 @@ def main(arguments: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     leave_in_order()
-    return run(kinds, command, lambda line: print(line, file=sys.stderr))
+    return run(kinds, command, lambda line: print(line, file=sys.stderr), durable=durable)
 
 
 def _split(arguments: list[str]) -> tuple[list[str], bool, list[str]]:

@@ -3,6 +3,7 @@
 python peer_sqlbroker.py SCENARIO '{"url": "...", "count": 2000}'
 """
 
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -56,7 +57,7 @@ def broker_of(engine: AsyncEngine) -> SqlBroker:
 def set_pragmas(connection, record) -> None:
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.execute(f"PRAGMA synchronous={os.environ.get('BENCHMARK_SYNCHRONOUS', 'NORMAL')}")
     cursor.close()
 
 

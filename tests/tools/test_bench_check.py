@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from benchmarks import __main__ as bench
 from benchmarks import counters, harness, report, scaling, serving, targets
 from benchmarks.compare import Comparison, Suite, alone
 from benchmarks.harness import Result, Variant
+from benchmarks.settings import PEERS_SYNCHRONOUS
 
 TARGETS = {
     "dispatch of a typed message, CPU ÷ FastStream's": "≤ 0.2",
@@ -41,23 +44,31 @@ def _suite(name: str, *, aside: bool = False, least: float | None = None) -> Sui
     return Suite(name, variants, [rate], aside=aside)
 
 
-def _measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, suites: list[Suite]) -> None:
+def _measures(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    suites: list[Suite],
+    code: str = "a",
+    databases: dict[str, dict[str, str]] | None = None,
+) -> None:
     """`suites` instead of all, which measure 10.0 each; results are kept in `tmp_path`."""
 
     def measured(variants: list[Variant], rounds: int) -> dict[str, list[Result]]:
         return {variant.name: [{"rate": 10.0}] * rounds for variant in variants}
 
     about = {"taken": "2026-01-01", "cores": 2, "cpu": "x", "python": "3"}
-    about |= {"packages": {}, "databases": {}}
+    about |= {"packages": {}, "databases": {}, "code": code, "commit": code}
     monkeypatch.setattr(bench, "interleaved", measured)
     monkeypatch.setattr(bench, "machine", lambda: about)
+    monkeypatch.setattr(bench, "settings", lambda: databases or {})
+    monkeypatch.setenv(PEERS_SYNCHRONOUS, "NORMAL")  # restored at the end
     monkeypatch.setattr(targets, "check", lambda *_: suites)
     for module in (harness, report):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
 
 
-def _run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr("sys.argv", ["benchmarks", "check", "--rounds", "2", *arguments])
+def _run(monkeypatch: pytest.MonkeyPatch, *arguments: str, which: str = "check") -> int:
+    monkeypatch.setattr("sys.argv", ["benchmarks", which, "--rounds", "2", *arguments])
     return bench.main()
 
 
@@ -104,6 +115,55 @@ def test_a_part_of_it_leaves_what_is_kept_of_the_rest(
     kept = json.loads((tmp_path / "check.json").read_text())
     assert set(kept["results"]) == {"first", "second", "the second one"}
     assert len(kept["rows"]) == 3
+
+
+def test_a_part_of_it_says_that_the_rest_is_of_other_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    suites = [_suite("first"), _suite("second")]
+    for only, code, kept in (
+        ("first,second", "a", "a"),
+        ("first", "b", "a and b"),
+        ("first,second", "b", "b"),
+        ("first", "b", "b"),
+    ):
+        _measures(monkeypatch, tmp_path, suites, code)
+        _run(monkeypatch, "--only", only)
+        assert _kept(tmp_path, "check")["machine"]["code"] == kept
+
+
+def _kept(folder: Path, which: str) -> dict[str, Any]:
+    kept: dict[str, Any] = json.loads((folder / f"{which}.json").read_text())
+    return kept
+
+
+def test_durable_results_are_kept_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    suites = [_suite("busy"), _suite("idle", aside=True)]
+    _measures(monkeypatch, tmp_path, suites, databases={"sqlite": {"synchronous": "FULL"}})
+    assert _run(monkeypatch, "--durable") == 0
+    assert list(_kept(tmp_path, "check_durable")["results"]) == ["busy"]
+    assert os.environ[PEERS_SYNCHRONOUS] == "FULL"
+    _run(monkeypatch)
+    assert list(_kept(tmp_path, "check")["results"]) == ["busy", "idle"]
+    assert list(_kept(tmp_path, "check_durable")["results"]) == ["busy"]
+
+
+def test_durable_is_refused_on_a_server_that_may_lose_a_commit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    databases = {"postgresql": {"fsync": "off"}}
+    _measures(monkeypatch, tmp_path, [_suite("busy")], databases=databases)
+    with pytest.raises(SystemExit, match="postgresql has fsync = off, not on"):
+        _run(monkeypatch, "--durable")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_durable_is_refused_where_nothing_is_kept_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        _run(monkeypatch, "--durable", which="rate")
+    assert "--durable is of own, peers, check, not of rate" in capsys.readouterr().err
 
 
 def test_a_part_that_does_not_exist_is_refused(
