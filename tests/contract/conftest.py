@@ -77,7 +77,8 @@ class Bench:
     def past(self, seconds: int) -> str:
         """SQL of the moment `seconds` ago, by the database's clock."""
         if self.store.dialect_name == "postgresql":
-            return f"statement_timestamp() - interval '{seconds} seconds'"
+            # PostgreSQL 14 reads no interval of more than 2**31 seconds.
+            return f"statement_timestamp() - {seconds} * interval '1 second'"
         if self.store.dialect_name == "sqlite":
             return f"{SQLITE_CLOCK} - {seconds} * 1000000"
         return f"UTC_TIMESTAMP(6) - INTERVAL {seconds} SECOND"
