@@ -94,6 +94,15 @@ def cells() -> list[Cell]:
             Cell("MySQL", version, missing="Debian, PyPI and npm have no server of this version")
             for version in ("8.0", "8.4")
         ),
+        Cell(
+            "SQLite",
+            "3.53",
+            ("sqlite",),
+            wanted=("pysqlite3==0.6.1",),
+            # A module of the same interface, which brings a newer library.
+            startup="import sys, pysqlite3.dbapi2 as d; sys.modules['sqlite3.dbapi2'] = d; "
+            "sys.modules['sqlite3'] = sys.modules['pysqlite3']",
+        ),
         *(
             Cell("Python", version, ("sqlite", "postgresql"), OF_PYTHON, python=version)
             for version in ("3.12", "3.13", "3.14", "3.14t")
