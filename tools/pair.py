@@ -4,6 +4,7 @@ The servers are those of `tools.private`. Their threads must live as long as the
 with the thread that started it.
 """
 
+import ctypes
 import os
 import random
 import shutil
@@ -30,9 +31,12 @@ from tools.private import (
 USER = "postgres"
 """The administrator, who needs no password."""
 PATIENCE = 60.0
-"""Seconds in which a standby must follow."""
+"""Seconds in which a standby must follow, and a statement must end: a machine may stand still for
+some.
+"""
 GONE = 20.0
 """Seconds in which killed processes must have ended."""
+IPC_RMID = 0
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "max_connections": "200",
@@ -42,6 +46,8 @@ SETTINGS = {
     "wal_keep_size": "512MB",
     # Without it, pg_rewind cannot find what the old primary has written alone.
     "wal_log_hints": "on",
+    # In a file of its folder: what it has in /dev/shm would outlive a SIGKILL.
+    "dynamic_shared_memory_type": "mmap",
     "wal_retrieve_retry_interval": "200ms",
     "wal_receiver_status_interval": "1s",
 }
@@ -59,6 +65,11 @@ class Node(Process):
         self.data = folder / "data"
         command = [str(self.programs / "postgres"), "-D", str(self.data)]
         super().__init__(command, become, folder, free_port(), env)
+
+    @property
+    def url(self) -> str:
+        """The URL of its administrator."""
+        return f"postgresql+psycopg://{USER}@127.0.0.1:{self.port}/postgres"
 
     @property
     def address(self) -> str:
@@ -97,13 +108,13 @@ class Node(Process):
     def start(self) -> None:
         """Start it, and wait until it answers."""
         super().start()
-        wait_until_ready(f"postgresql+psycopg://{USER}@127.0.0.1:{self.port}/postgres")
+        wait_until_ready(self.url)
 
-    def execute(self, *statements: str, timeout: float = 10.0) -> list[tuple[Any, ...]]:
+    def execute(self, *statements: str) -> list[tuple[Any, ...]]:
         """Run `statements` in a session of their own, each by itself; the rows of the last one."""
-        limit = f"-c statement_timeout={round(1000 * timeout)}"
+        limit = f"-c statement_timeout={round(1000 * PATIENCE)}"
         with psycopg.connect(
-            self.address, autocommit=True, connect_timeout=5, options=limit
+            self.address, autocommit=True, connect_timeout=round(PATIENCE), options=limit
         ) as session:
             rows: list[tuple[Any, ...]] = []
             for statement in statements:
@@ -125,6 +136,14 @@ class Node(Process):
         deadline = time.monotonic() + GONE
         while any(map(_is_alive, children)) and time.monotonic() < deadline:
             time.sleep(0.01)
+        self._remove_shared_memory()
+
+    def _remove_shared_memory(self) -> None:
+        """Remove the segment that outlives a SIGKILL: a machine has room for some thousands."""
+        with suppress(OSError):  # of a server that had not come so far
+            lines = (self.data / "postmaster.pid").read_text().splitlines()
+            for line in lines[6:7]:
+                ctypes.CDLL(None).shmctl(int(line.split()[1]), IPC_RMID, None)
 
     @property
     def runs(self) -> bool:
@@ -242,7 +261,7 @@ class Pair:
 
     def promote(self) -> None:
         """Let the standby take over, whether the primary has ended or not; it is then `standby`."""
-        self.standby.execute("SELECT pg_promote(true, 60)", timeout=PATIENCE)
+        self.standby.execute(f"SELECT pg_promote(true, {PATIENCE:.0f})")
         self.primary, self.standby = self.standby, self.primary
         self.primary.execute("INSERT INTO probe VALUES (0)")
 
@@ -254,7 +273,7 @@ class Pair:
         """
         # Without it, pg_rewind may read the old timeline from the new primary, and find nothing to
         # do.
-        self.primary.execute("CHECKPOINT", timeout=PATIENCE)
+        self.primary.execute("CHECKPOINT")
         self.standby.follow(on=False)
         source = f"--source-server={self.primary.address}"
         self.standby.run("pg_rewind", "-D", str(self.standby.data), source, "--no-sync")
@@ -271,7 +290,8 @@ class Pair:
 def pair(
     *, synchronous: bool = False, second_env: Mapping[str, str] | None = None, **settings: str
 ) -> Iterator[Pair]:
-    """A running pair; `second_env` is added to the environment of the first standby.
+    """A running pair; `second_env` is added to the environment of the first standby, `settings` to
+    those of both servers.
 
     Raises:
         CannotStartError: this machine does not give it.

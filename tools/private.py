@@ -93,7 +93,6 @@ def folder_of(user: str, *, on_disk: bool = False) -> Iterator[tuple[Path, Calla
     us. `on_disk` keeps it out of the memory that has room for it.
     """
     owner = _owner(user) if os.geteuid() == 0 else None
-    libc = ctypes.CDLL(None)
     parent = os.getpid()
 
     def become() -> None:
@@ -101,8 +100,8 @@ def folder_of(user: str, *, on_disk: bool = False) -> Iterator[tuple[Path, Calla
             os.setgroups([])
             os.setgid(owner.pw_gid)
             os.setuid(owner.pw_uid)
-        # After the change of user, which clears it. SIGINT is a fast shutdown for PostgreSQL.
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGINT if user == "postgres" else signal.SIGTERM)
+        # After the change of user, which clears it. A server that stands still needs SIGKILL.
+        _end_with_parent(signal.SIGINT if user == "postgres" else signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
 
@@ -113,6 +112,11 @@ def folder_of(user: str, *, on_disk: bool = False) -> Iterator[tuple[Path, Calla
         yield folder, become
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_with_parent(number: int) -> None:
+    """Let this process get the signal `number` when its parent ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def _memory() -> str | None:
@@ -160,6 +164,7 @@ class Process:
         self.port = port
         self._server: subprocess.Popen[bytes] | None = None
         self._postgresql = "postgres" in command[0]
+        self._crash = signal.SIGQUIT if self._postgresql else signal.SIGKILL
 
     @property
     def log(self) -> Path:
@@ -175,7 +180,7 @@ class Process:
         with self.log.open("ab") as log:
             server = self._server = subprocess.Popen(
                 self._command,
-                preexec_fn=self._become,  # noqa: PLW1509
+                preexec_fn=self._begin,  # noqa: PLW1509
                 cwd=self._folder,
                 env={**os.environ, **self._env},
                 stdout=log,
@@ -189,6 +194,13 @@ class Process:
                 raise CannotStartError(msg)
             time.sleep(0.05)
 
+    def _begin(self) -> None:
+        """Do what the new process must do first."""
+        self._become()
+        if self._postgresql:
+            # SIGQUIT makes it kill its children by SIGKILL, which also ends those that are stopped.
+            _end_with_parent(self._crash)
+
     def stop(self) -> None:
         """Shut it down in order."""
         self._end(signal.SIGINT if self._postgresql else signal.SIGTERM)
@@ -197,7 +209,7 @@ class Process:
         """End it without a chance to write anything. PostgreSQL's children would outlive a SIGKILL
         for a while.
         """
-        self._end(signal.SIGQUIT if self._postgresql else signal.SIGKILL)
+        self._end(self._crash)
 
     def _end(self, number: int) -> None:
         if self._server is None:
@@ -206,7 +218,7 @@ class Process:
         try:
             self._server.wait(20)
         except subprocess.TimeoutExpired:
-            self._server.kill()
+            self._server.send_signal(self._crash)
             self._server.wait()
 
 

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from sqlalchemy import make_url, text
 
+import tools.pair
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.exceptions import SetupError, TransientStoreError
 from pyspark_sqlbroker.address import parse_address
@@ -23,9 +24,7 @@ from tests.helpers import eventually
 from tests.spark.conftest import Archive
 from tests.spark.horizons import archived_at, find, held, rows_before, settle, stands_still
 from tools import private
-from tools.standby import standby
 
-SETTINGS = {"max_prepared_transactions": "5"}
 MINUTE = timedelta(minutes=1)
 
 
@@ -65,11 +64,10 @@ def cannot(reason: str) -> None:
 def servers_of_two() -> Iterator[Pair]:
     with ExitStack() as stack:
         try:
-            primary, _ = stack.enter_context(private.postgresql(**SETTINGS))
-            follower, _ = stack.enter_context(standby(primary, **SETTINGS))
+            made = stack.enter_context(tools.pair.pair(max_prepared_transactions="5"))
         except private.CannotStartError as error:
             cannot(str(error))
-        pair = Pair(primary, follower)
+        pair = Pair(made.primary.url, made.standby.url)
         yield pair
         pair.archive.engine.dispose()
 
