@@ -10,13 +10,13 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pymysql
 
-from tools.packages import unpack
+from tools.packages import UnpackError, unpack
 from tools.private import (
     CannotDownloadError,
     CannotStartError,
@@ -27,7 +27,7 @@ from tools.private import (
     mariadb_server,
     mariadb_url,
 )
-from tools.unstable import cache
+from tools.unstable import DownloadError
 
 PACKAGE = "galera-4"
 LIBRARY = "libgalera_smm.so"
@@ -183,22 +183,21 @@ def cluster(size: int = 2) -> Iterator[list[Node]]:
         yield nodes
 
 
-def _library() -> str:
+def _library(places: Sequence[str] = PLACES, unpack: Callable[[str, str], Path] = unpack) -> str:
     """Path of Galera's library: installed, unpacked before, or unpacked now.
 
     Raises:
-        CannotDownloadError: it is not there, and its package cannot be had.
+        CannotDownloadError: it is not there, and its package cannot be downloaded.
+        CannotStartError: its package does not bring it, or cannot be unpacked.
     """
-    place = cache() / PACKAGE
-    places = (*PLACES, *(f"{place}{installed}" for installed in PLACES))
-    path = find(LIBRARY, *places)
-    if path is None:
-        problem = unpack(PACKAGE, place)
-        path = find(LIBRARY, *places)
-        if path is None:
-            msg = f"{LIBRARY} is not installed ({problem or f'{PACKAGE} does not bring it'})"
-            raise CannotDownloadError(msg)
-    return path
+    if path := find(LIBRARY, *places):
+        return path
+    made = f"{PLACES[0]}/{LIBRARY}"[1:]
+    try:
+        return str(unpack(PACKAGE, made) / made)
+    except (DownloadError, UnpackError) as error:
+        failed = CannotDownloadError if isinstance(error, DownloadError) else CannotStartError
+        raise failed(f"{LIBRARY} is not installed ({error})") from None
 
 
 def _free_ports(count: int) -> list[int]:

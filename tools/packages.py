@@ -3,8 +3,9 @@
 import os
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
+
+from tools.unstable import DownloadError, kept
 
 POLICY = Path("/usr/sbin/policy-rc.d")
 """Asked by Debian's packages before they start their service; 101 forbids it."""
@@ -15,6 +16,10 @@ JAVA = "default-jre-headless"
 
 WAIT = ("-o", "DPkg::Lock::Timeout=300")
 """Another test process may be installing."""
+
+
+class UnpackError(Exception):
+    """A package cannot be unpacked, for another reason than a failed download."""
 
 
 def install(package: str) -> str | None:
@@ -40,28 +45,33 @@ def install(package: str) -> str | None:
     return None
 
 
-def unpack(package: str, place: Path) -> str | None:
-    """Unpack `package` into the new folder `place` without installing it; None, or why not in one
-    line. Another process may do the same at the same time.
+def unpack(package: str, made: str) -> Path:
+    """The cache's folder with the files of `package`, unpacked before or now without installing it;
+    `made` is one of them.
+
+    Raises:
+        DownloadError: the package cannot be downloaded.
+        UnpackError: it cannot be unpacked, or does not bring `made`.
     """
+    place = kept(package, made, lambda folder: _unpack(folder, package))
+    if not (place / made).exists():
+        raise UnpackError(f"{package} does not bring {made}")
+    return place
+
+
+def _unpack(folder: Path, package: str) -> None:
     apt = shutil.which("apt-get")
     if apt is None:
-        return f"install {package} yourself, there is no apt-get here"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f"{package}-", dir=place.parent) as name:
-        folder = Path(name)
-        command = [apt, "download", "-qq", package]
-        sudo = _sudo()
-        if _run(command, folder) and (sudo is None or _update(sudo, apt) or _run(command, folder)):
-            return f"apt-get download {package} failed"
-        root = folder / "root"
-        for deb in folder.glob("*.deb"):
-            if _run(["dpkg-deb", "-x", str(deb), str(root)]):
-                return f"dpkg-deb cannot unpack {deb.name}"
-        root.chmod(0o755)
-        if not place.exists():
-            root.rename(place)
-    return None
+        raise UnpackError(f"install {package} yourself, there is no apt-get here")
+    command = [apt, "download", "-qq", package]
+    sudo = _sudo()
+    if _run(command, folder) and (sudo is None or _update(sudo, apt) or _run(command, folder)):
+        raise DownloadError(f"apt-get download {package} failed")
+    root = folder / "unpacked"
+    for deb in folder.glob("*.deb"):
+        if _run(["dpkg-deb", "-x", str(deb), str(root)]):
+            raise UnpackError(f"dpkg-deb cannot unpack {deb.name}")
+    root.chmod(0o755)
 
 
 def _sudo() -> list[str] | None:

@@ -4,14 +4,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from tests.conftest import Servers
-from tools import compose, private, servers, unstable
+from tools import compose, galera, packages, private, servers, unstable
 
 SOURCES = {
     "lines.list": """
@@ -173,26 +174,55 @@ def test_programs_start_with_their_own_loader(tmp_path: Path) -> None:
         unstable._write_starters(place / "root", gone)
 
 
+@pytest.mark.parametrize(
+    ("module", "use", "wanted"),
+    [
+        (unstable, unstable.mysqld, unstable.MYSQL),
+        (packages, lambda: packages.unpack("tool", "mysqld"), "tool"),
+    ],
+)
 def test_a_download_is_unpacked_once_for_all_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType,
+    use: Callable[[], object],
+    wanted: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     unpacked: list[Path] = []
 
-    def unpack(folder: Path, packages: unstable.Packages) -> None:
-        assert packages is unstable.MYSQL
+    def unpack(folder: Path, packages: object) -> None:
+        assert packages == wanted
         unpacked.append(folder)
         time.sleep(0.2)
         (folder / "unpacked").mkdir()
         (folder / "unpacked" / "mysqld").touch()
 
     monkeypatch.setattr(unstable, "cache", lambda: tmp_path / "cache")
-    monkeypatch.setattr(unstable, "_unpack", unpack)
-    threads = [threading.Thread(target=unstable.mysqld) for _ in range(5)]
+    monkeypatch.setattr(module, "_unpack", unpack)
+    threads = [threading.Thread(target=use) for _ in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len(unpacked) == 1
+
+
+@pytest.mark.parametrize(
+    ("failed", "raised"),
+    [
+        (unstable.DownloadError("no route"), private.CannotDownloadError),
+        (packages.UnpackError("no dpkg-deb"), private.CannotStartError),
+    ],
+)
+def test_only_a_failed_download_excuses_a_missing_library_of_galera(
+    failed: Exception, raised: type[Exception]
+) -> None:
+    def unpack(_package: str, _made: str) -> Path:
+        raise failed
+
+    with pytest.raises(private.CannotStartError, match=str(failed)) as error:
+        galera._library((), unpack)
+    assert type(error.value) is raised
 
 
 @pytest.mark.parametrize("failures", [1, 2])
