@@ -11,16 +11,29 @@ import pytest
 from tests.faults.checker import RULES
 from tests.faults.records import read
 from tools import reliability
-from tools.reliability import LABELS, ROOT, Book, Matrix, Result, code, fingerprint, render
+from tools.reliability import (
+    LABELS,
+    ROOT,
+    Book,
+    Matrix,
+    Result,
+    code,
+    fingerprint,
+    histories,
+    render,
+)
 
 CELL = reliability.ORDER[0]
 
 
 @pytest.fixture(autouse=True)
 def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    names = {"DOCUMENT": "reliability.md", "RESULTS": "reliability.json", "HISTORIES": "histories"}
-    for attribute, name in names.items():
-        monkeypatch.setattr(reliability, attribute, tmp_path / name)
+    for module, attribute, name in (
+        (reliability, "DOCUMENT", "reliability.md"),
+        (reliability, "RESULTS", "reliability.json"),
+        (histories, "FOLDER", "histories"),
+    ):
+        monkeypatch.setattr(module, attribute, tmp_path / name)
     return tmp_path
 
 
@@ -151,9 +164,18 @@ async def test_an_error_of_a_run_is_recorded_and_the_next_run_goes_on(
     assert kept.broken == Counter(dict.fromkeys(RULES, 1))
     assert kept.servers[0].startswith("SQLite 3.")
     assert "seed 2: message 1 is gone" in reliability.DOCUMENT.read_text()
-    kept_histories = sorted(reliability.HISTORIES.iterdir())
+    kept_histories = sorted(histories.FOLDER.iterdir())
     assert [path.name for path in kept_histories] == [
-        "nothing-sqlite-2.jsonl.gz",
-        "nothing-sqlite-3.jsonl.gz",
+        "nothing-sqlite-2.new.jsonl.gz",
+        "nothing-sqlite-3.new.jsonl.gz",
     ]
     assert [record["at"] for record in read(kept_histories[0])] == [1, 2]
+
+
+def test_histories_of_other_code_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "1").write_text('{"at": 1}\n')
+    for old_or_new in ("old", "new"):
+        histories.keep(tmp_path / "1", "failover a/b, c 1", old_or_new)
+    (histories.FOLDER / "nothing-sqlite-1.jsonl.gz").touch()
+    histories.remove_old("new")
+    assert [path.name for path in histories.FOLDER.iterdir()] == ["failover-a-b-c-1.new.jsonl.gz"]

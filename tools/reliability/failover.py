@@ -4,6 +4,7 @@ the part of the document about them.
 
 import asyncio
 import json
+import re
 import shutil
 import statistics
 import tempfile
@@ -18,6 +19,7 @@ from tests.faults.checker import RULES
 from tests.faults.failover import FAILOVERS
 from tests.faults.failover.run import Seen, run_failover
 from tools.private import CannotStartError
+from tools.reliability import histories
 
 RESULTS = Path(__file__).parents[2] / "docs" / "explanation" / "failover.json"
 TARGET = 2.0
@@ -95,9 +97,10 @@ def _run_once(found: dict[str, Any], seed: int, rounds: int, keep: Path | None) 
             found["unfinished"].append(f"seed {seed}: {error!r}"[:500])
         else:
             _add(found, seed, rounds, seen)
+            name = f"failover {name} {seed}"
+            histories.keep(Path(folder) / f"events-{seed}", name, found["code"])
             if keep is not None and _counted(seen.broken):
-                kept = f"{name} {seed}".replace(" ", "-").replace("/", "-")
-                shutil.copytree(folder, keep / kept, dirs_exist_ok=True)
+                shutil.copytree(folder, keep / re.sub(r"\W+", "-", name), dirs_exist_ok=True)
     found["day"] = str(datetime.now(timezone.utc).date())
 
 
