@@ -98,7 +98,10 @@ def health_is_told(h: History) -> list[str]:
             and all(_was_healthy(said, frozen.start, frozen.end + HEALTH_DELAY) for said in told)
         ):
             found.append("no process said that it was not healthy while a right was missing")
-    gone = h.killed | h.refused
+    # Of these none is killed, unless it does not end.
+    newcomers = frozenset[int]().union(*(frozen.unfit for frozen in h.frozen if frozen.brief))
+    gone = (h.killed - newcomers) | h.refused
+    found += [f"{pid} never said how it was" for pid in newcomers - gone - h.health.keys()]
     last = {pid: said[-1] for pid, said in h.health.items() if pid not in gone}
     return found + [
         f"{pid} is still not healthy" for pid, (_, healthy) in last.items() if not healthy

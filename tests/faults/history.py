@@ -64,6 +64,8 @@ class Delivery:
     """When the broker last looked whether its slot of a Throttle was over: microseconds."""
     claimed: float = float("-inf")
     """When its process was told that it has the lease."""
+    asked: float | None = None
+    """When its process asked for it, if that is known."""
     message_id: str = ""
     """The text by which its handler may recognise the message."""
     row: int = 0
@@ -99,6 +101,8 @@ class Loss:
 
     start: float
     """All that was committed before has arrived at the standby."""
+    down: float
+    """Until now the standby gave no leases."""
     end: float
     """Leases that are given from now on are the new primary's."""
 
@@ -177,6 +181,8 @@ class History:
     """The numbers of the messages whose publishers were told that this is their row."""
     takeovers: list[Takeover] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
+    commits: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Of messages of a failover: when the publisher sent their COMMIT, and had its answer."""
     lost: set[int] = field(default_factory=set)
     """Messages whose COMMIT was answered, and which the database has lost."""
     forgotten: list[Delivery] = field(default_factory=list)
@@ -245,6 +251,7 @@ def deliveries(events: Iterable[dict[str, Any]]) -> list[Delivery]:
             lost.get(mark_of(s), float("inf")),
             s.get("looked"),
             s.get("claimed", float("-inf")),
+            s.get("asked"),
             s.get("message_id", ""),
             s["id"],
         )

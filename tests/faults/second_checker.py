@@ -19,6 +19,7 @@ The records are those of `records.py`. What a history cannot show:
 * All: a broken promise that the workers' records do not touch, as of queues without records.
 """
 
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -403,12 +404,18 @@ def _back(known: Sequence[tuple[int, Run]], n: int) -> Iterator[tuple[int, Run]]
 )
 def limits(story: Story) -> Iterator[str]:
     """No start beyond a limit."""
+    for run, most in _limited(story, "max_attempts"):
+        if run.attempts >= most:
+            detail = f"{run.attempts} attempts of at most {most}"
+            yield f"message {run.number} started after {detail}: {run}"
+
+
+def _limited(story: Story, option: str) -> Iterator[tuple[Run, int]]:
+    """The runs of the queues with `option`, and what it is."""
     for m in story.messages.values():
         for run in m.runs:
-            most = story.has(run.queue, "max_attempts")
-            if most is not None and run.attempts >= most:
-                detail = f"{run.attempts} attempts of at most {most}"
-                yield f"message {m.number} started after {detail}: {run}"
+            if (most := story.has(run.queue, option)) is not None:
+                yield run, most
 
 
 @rule(
@@ -418,12 +425,10 @@ def limits(story: Story) -> Iterator[str]:
 )
 def delivery_limits(story: Story) -> Iterator[str]:
     """No start beyond the limit."""
-    for m in story.messages.values():
-        for run in m.runs:
-            most = story.has(run.queue, "max_deliveries")
-            if most is not None and run.delivery - run.attempts > most:
-                detail = f"{run.delivery} deliveries and {run.attempts} attempts, of at most {most}"
-                yield f"message {m.number} started with {detail}: {run}"
+    for run, most in _limited(story, "max_deliveries"):
+        if run.delivery - run.attempts > most:
+            detail = f"{run.delivery} deliveries and {run.attempts} attempts, of at most {most}"
+            yield f"message {run.number} started with {detail}: {run}"
 
 
 @rule("8 charges", "A crash costs a delivery, not an attempt. A nack costs both,")
@@ -569,17 +574,32 @@ def compare(
     first: Mapping[str, Collection[str]], second: Sequence[Broken], *, durable: bool = True
 ) -> list[str]:
     """How the verdict of the first checker, by rule, differs from that of the second, which has
-    few rules where the database is not `durable`."""
-    about_promises = {
-        name: found
-        for name, found in first.items()
-        if found and (name[0].isdigit() or name == "policies") and name not in ALONE
+    few rules where the database is not `durable`.
+
+    They may count one fault to different promises, and see different parts of it. So a difference
+    is that only one has findings, or that none of their findings are about the same message.
+    """
+    promises = {
+        name: texts
+        for name, texts in first.items()
+        if texts and (name[0].isdigit() or name == "policies")
     }
-    if durable and about_promises and not second:
-        return [f"only the first checker found: {name}: {f}" for name, f in about_promises.items()]
-    if second and not any(first.values()):
+    shared = {name: texts for name, texts in promises.items() if name not in ALONE}
+    if durable and shared and not second:
+        return [f"only the first checker found: {name}: {texts}" for name, texts in shared.items()]
+    if second and not promises:
         return [f"only the second checker found: {broken}" for broken in second]
+    firsts = numbers(text for texts in shared.values() for text in texts)
+    seconds = numbers(broken.text for broken in second)
+    if firsts and seconds and firsts.isdisjoint(seconds):
+        return [f"the first checker found {sorted(firsts)}, the second one {sorted(seconds)}"]
     return []
+
+
+def numbers(texts: Iterable[str]) -> set[int]:
+    """The messages that `texts` of either checker name."""
+    lists = (match for text in texts for match in re.findall(r"messages? ([\[\]\d, and]+)", text))
+    return {int(number) for each in lists for number in re.findall(r"\d+", each)}
 
 
 def _say(text: object) -> None:

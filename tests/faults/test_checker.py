@@ -94,6 +94,7 @@ def test_sql_that_a_handler_committed_itself_stays() -> None:
 def test_a_process_may_be_unwell_while_a_right_is_missing() -> None:
     health = {7: [(0.1, True), (2.5, False), (4.5, True)], 8: [(3.0, False), (4.4, True)]}
     assert broken(good(frozen=[Frozen(2.0, 4.0, frozenset({8}))], health=health)) == []
+    assert broken(good(frozen=[replace(FROZEN, brief=True)], refused={8})) == []
     before_the_answer = {7: [(0.1, True), (1.9, False), (4.5, True)]}
     assert broken(good(frozen=[Frozen(2.0, 4.0)], health=before_the_answer)) == []
 
@@ -154,6 +155,11 @@ CASES: dict[str, tuple[str, History]] = {
     "begun without a right": (
         "2 no repeat in vain",
         good(deliveries=[replace(FIRST, pid=8)], frozen=[FROZEN]),
+    ),
+    "a newcomer says nothing": ("health told", good(frozen=[replace(FROZEN, brief=True)])),
+    "a newcomer is unwell until it is killed": (
+        "health told",
+        good(frozen=[replace(FROZEN, brief=True)], health={8: [(2.0, False)]}, killed={8}),
     ),
     "well without a right": ("health told", good(frozen=[FROZEN], health={7: [(0.1, True)]})),
     "unwell for ever": (

@@ -752,6 +752,7 @@ def test_checkers_that_agree() -> None:
     found = check(lost(broken=True))
     assert compare({"1 nothing lost": []}, []) == []
     assert compare({"1 nothing lost": ["message 1 is gone"]}, found) == []
+    assert compare({"policies": ["a text that names no message"]}, found) == []
     assert compare({rule: ["it goes beyond the promises"] for rule in ALONE}, []) == []
     assert compare({"schedules": ["a tick is missing"]}, []) == []
     assert compare({"1 nothing lost": ["message 1 is gone"]}, [], durable=False) == []
@@ -763,6 +764,10 @@ def test_a_disagreement_is_a_finding() -> None:
     assert only_first.startswith("only the first checker found: 1 nothing lost: ")
     [only_second] = compare({"1 nothing lost": []}, found)
     assert only_second.startswith("only the second checker found: promise 1 nothing lost: message")
+    [hidden] = compare({"health told": ["7 is still not healthy"]}, found)
+    assert hidden == only_second
+    [apart] = compare({"1 nothing lost": ["messages [5, 6] are gone"]}, found)
+    assert apart == "the first checker found [5, 6], the second one [1]"
 
 
 # --- the command ---

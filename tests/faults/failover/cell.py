@@ -1,6 +1,7 @@
 """A cell whose servers take each other's place while an application and workers go on."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -30,8 +31,6 @@ PAUSES = (0.01, 0.04)
 """Seconds between two of its transactions."""
 AFTER_FAILURE = 0.15
 """Seconds until it tries again."""
-MARGIN = 2.0
-"""Seconds for an outcome to be written after its handler has ended."""
 _tables = MetaData()
 business = Table(
     "business",
@@ -110,7 +109,7 @@ class FailoverCell(Cell):
         shop = next(self._turns)
         rows = rows_of(queue, numbers, **more)
         h = self.history
-        committing = False
+        sent: float | None = None
         try:
             async with asyncio.timeout(PUBLISH_LIMIT), shop.engine.connect() as connection:
                 await connection.execute(
@@ -124,13 +123,17 @@ class FailoverCell(Cell):
                     await connection.rollback()
                     h.rolled_back.update(numbers)
                     return numbers
-                committing = True
+                sent = time.monotonic()
                 await connection.commit()
         except Exception:  # an outage: what became of it, the rows will tell
-            (h.unknown if committing else h.rolled_back).update(numbers)
+            (h.rolled_back if sent is None else h.unknown).update(numbers)
+            answered = math.inf
             await asyncio.sleep(AFTER_FAILURE)
         else:
             h.committed.update(dict.fromkeys(numbers, queue))
+            answered = time.monotonic()
+        if sent is not None:
+            h.commits.update(dict.fromkeys(numbers, (sent, answered)))
         return numbers
 
     @asynccontextmanager
@@ -169,7 +172,7 @@ class FailoverCell(Cell):
         await self.topology.lead_to_new()
         writable = time.monotonic()
         if loses_since is not None:
-            self.history.losses.append(Loss(loses_since - MARGIN, writable))
+            self.history.losses.append(Loss(loses_since, down, writable))
         pids = frozenset(one.pid for one in workers)
         self.history.takeovers.append(Takeover(down, writable, pids))
         await self.reconnect()
@@ -199,7 +202,7 @@ class FailoverCell(Cell):
         def told() -> bool:
             return bool(self._told(made)) or made.poll() is not None
 
-        with suppress(AssertionError):  # it says nothing: it has not started
+        with suppress(AssertionError):  # it says nothing: the checker finds it
             await eventually(told, timeout=WORKING, step=0.05)
         self._newcomers.append(made)
         window = Frozen(since, time.monotonic(), frozenset({made.pid}), brief=True)

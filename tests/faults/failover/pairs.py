@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 
 from sqlalchemy.engine import URL
@@ -124,11 +124,13 @@ async def take_over(
     cell: FailoverCell, there: PairTopology, end: Callable[[], None], since: float | None = None
 ) -> None:
     """The primary ends by `end`, and the standby is promoted; what was committed after `since` may
-    be lost."""
+    be lost: the new primary gives the numbers of those transactions to others."""
     async with cell.takeover(since):
         await cell.do(end)
         await asyncio.sleep(cell.draw.uniform(*UNTIL_PROMOTED))
         await cell.do(there.pair.promote)
+        if since is not None:
+            await cell.do(burn, there.pair.primary)
 
 
 async def fall_behind(cell: FailoverCell, there: PairTopology) -> float:
@@ -171,6 +173,15 @@ async def lag(cell: FailoverCell, since: float) -> None:
         await asyncio.sleep(0.05)
 
 
+@asynccontextmanager
+async def at_work(cell: FailoverCell, there: PairTopology) -> AsyncIterator[None]:
+    """The standby follows, the application publishes, and the workers have some work."""
+    await there.prepare()
+    async with cell.loaded():
+        await some_work(cell)
+        yield
+
+
 @failover(
     "asynchronous standby, behind",
     topology=servers,
@@ -186,11 +197,7 @@ async def asynchronous(cell: FailoverCell, there: PairTopology) -> None:
         await crowd(cell)
         since = await fall_behind(cell, there)
         await lag(cell, since)
-        async with cell.takeover(since):
-            await cell.do(there.pair.primary.kill)
-            await asyncio.sleep(cell.draw.uniform(*UNTIL_PROMOTED))
-            await cell.do(there.pair.promote)
-            await cell.do(burn, there.pair.primary)
+        await take_over(cell, there, there.pair.primary.kill, since)
 
 
 @failover(
@@ -202,9 +209,7 @@ async def asynchronous(cell: FailoverCell, there: PairTopology) -> None:
 )
 async def synchronous(cell: FailoverCell, there: PairTopology) -> None:
     """The primary is killed; each COMMIT has waited until the standby had shown it."""
-    await there.prepare()
-    async with cell.loaded():
-        await some_work(cell)
+    async with at_work(cell, there):
         await take_over(cell, there, there.pair.primary.kill)
 
 
@@ -218,9 +223,7 @@ async def synchronous(cell: FailoverCell, there: PairTopology) -> None:
 async def switchover(cell: FailoverCell, there: PairTopology) -> None:
     """The primary ends in order. For a while the proxy leads to the standby, which takes no writes:
     a worker that starts then is not ready."""
-    await there.prepare()
-    async with cell.loaded():
-        await some_work(cell)
+    async with at_work(cell, there):
         async with cell.takeover():
             await cell.do(there.pair.primary.stop)
             there.proxies[PROXY].lead_to(there.pair.standby.port)
@@ -238,9 +241,7 @@ async def switchover(cell: FailoverCell, there: PairTopology) -> None:
 )
 async def split_brain(cell: FailoverCell, there: PairTopology) -> None:
     """The standby is promoted while the primary lives, and both take writes."""
-    await there.prepare()
-    async with cell.loaded():
-        await some_work(cell)
+    async with at_work(cell, there):
         since = await fall_behind(cell, there)
         async with cell.takeover(since):
             await cell.do(there.pair.promote)
@@ -257,9 +258,7 @@ async def split_brain(cell: FailoverCell, there: PairTopology) -> None:
 )
 async def back_again(cell: FailoverCell, there: PairTopology) -> None:
     """It is rewound and follows while the work goes on, and takes over in order."""
-    await there.prepare()
-    async with cell.loaded():
-        await some_work(cell)
+    async with at_work(cell, there):
         since = await fall_behind(cell, there)
         await asyncio.sleep(cell.draw.uniform(*LAG))
         await take_over(cell, there, there.pair.primary.kill, since)
@@ -275,9 +274,7 @@ async def back_again(cell: FailoverCell, there: PairTopology) -> None:
 )
 async def pooled(cell: FailoverCell, there: PairTopology) -> None:
     """The primary of a synchronous standby is killed, or ends in order."""
-    await there.prepare()
-    async with cell.loaded():
-        await some_work(cell)
+    async with at_work(cell, there):
         primary = there.pair.primary
         end = cell.draw.choice((primary.kill, primary.stop))
         await take_over(cell, there, end)
@@ -291,9 +288,7 @@ async def pooled(cell: FailoverCell, there: PairTopology) -> None:
 )
 async def clock_behind(cell: FailoverCell, there: PairTopology) -> None:
     """The primary of a synchronous standby is killed, whose clock is behind."""
-    await there.prepare()
-    async with cell.loaded():
-        await some_work(cell)
+    async with at_work(cell, there):
         if there.pair.primary is not there.pair.nodes[0]:
             # The one with the right clock takes over first.
             await take_over(cell, there, there.pair.primary.stop)
