@@ -1,6 +1,7 @@
 """Private servers: in a temporary folder, on a free port, stopped with their process."""
 
 import ctypes
+import fcntl
 import os
 import pwd
 import re
@@ -20,6 +21,10 @@ from tools import unstable
 from tools.packages import install
 
 START_TIMEOUT = 60.0
+PREFIX = "sqlbroker-"
+"""Of the names of temporary folders."""
+OWNED = "owned"
+"""A file of each, which the process that made the folder locks while it lives."""
 IN_MEMORY = "/dev/shm"  # noqa: S108
 ENOUGH = 4 * 2**30
 """Bytes: several servers at a time have 200 to 500 MB each."""
@@ -105,13 +110,29 @@ def folder_of(user: str, *, on_disk: bool = False) -> Iterator[tuple[Path, Calla
         if os.getppid() != parent:
             os._exit(1)
 
-    folder = Path(tempfile.mkdtemp(prefix="sqlbroker-", dir=None if on_disk else _memory()))
+    _remove_abandoned()
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=None if on_disk else _memory()))
     try:
-        if owner is not None:
-            os.chown(folder, owner.pw_uid, owner.pw_gid)
-        yield folder, become
+        with (folder / "new").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            (folder / "new").rename(folder / OWNED)
+            if owner is not None:
+                os.chown(folder, owner.pw_uid, owner.pw_gid)
+            yield folder, become
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned() -> None:
+    """Remove the folders of processes that were killed."""
+    for parent in (IN_MEMORY, tempfile.gettempdir()):
+        for folder in Path(parent).glob(f"{PREFIX}*"):
+            try:
+                with (folder / OWNED).open() as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # it is locked, or not ours
+                continue
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end_with_parent(number: int) -> None:

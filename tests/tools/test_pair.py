@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers import eventually
 from tools.pair import Pair, pair
-from tools.private import CannotStartError
+from tools.private import PREFIX, CannotStartError, folder_of
 
 
 @pytest.fixture
@@ -58,12 +58,20 @@ def _segments() -> set[str]:
     return {line.split()[1] for line in lines}
 
 
-HOLDING = """
+SENDER_STOPPED = """
 import time
 from tools.pair import pair
 with pair() as servers:
     servers.hold()
     print(servers.primary.data.parent.parent, flush=True)
+    time.sleep(600)
+"""
+SERVER_STOPPED = """
+import os, signal, time
+from tools.private import mariadb
+with mariadb() as (_, server):
+    os.kill(server._server.pid, signal.SIGSTOP)
+    print(server.log.parent, flush=True)
     time.sleep(600)
 """
 
@@ -78,17 +86,22 @@ def _processes(folder: Path) -> list[int]:
     return pids
 
 
+@pytest.mark.parametrize(("script", "processes"), [(SENDER_STOPPED, 3), (SERVER_STOPPED, 1)])
 @pytest.mark.usefixtures("servers")  # this machine gives them
-async def test_nothing_stays_when_the_process_is_killed_that_holds_them() -> None:
-    owner = subprocess.Popen([sys.executable, "-c", HOLDING], stdout=subprocess.PIPE, text=True)
+async def test_nothing_stays_of_servers_that_stand_still_when_their_owner_is_killed(
+    script: str, processes: int
+) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     folder = Path(owner.stdout.readline().strip())
-    assert folder.name.startswith("sqlbroker-")
+    assert folder.name.startswith(PREFIX)
     try:
-        assert len(_processes(folder)) >= len(("primary", "standby", "sender"))
+        assert len(_processes(folder)) >= processes
         owner.kill()
         owner.wait()
         await eventually(lambda: not _processes(folder), timeout=120)
+        with folder_of("postgres"):
+            assert not folder.exists()
     finally:
         for pid in _processes(folder):
             os.kill(pid, 9)
