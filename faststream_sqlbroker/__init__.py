@@ -17,6 +17,9 @@ if TYPE_CHECKING:
         SqlSession as SqlSession,
     )
     from faststream_sqlbroker.broker.broker import SqlBroker as SqlBroker
+    from faststream_sqlbroker.broker.engine_factory import (
+        evict_read_only_connections as evict_read_only_connections,
+    )
     from faststream_sqlbroker.broker.pipelines import Pipeline as Pipeline, Step as Step
     from faststream_sqlbroker.broker.reservation import (
         ReceivedMessage as ReceivedMessage,
@@ -125,6 +128,7 @@ _MODULES = {
     "Debounce": ".core.policies",
     "Delay": ".core.policies",
     "DESTINATION": ".core.routing",
+    "evict_read_only_connections": ".broker.engine_factory",
     "Explanation": ".core.status",
     "ExponentialBackoffRetryStrategy": ".core.retry",
     "ExponentialBackoffWithJitterRetryStrategy": ".core.retry",

@@ -7,12 +7,16 @@ from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker.core.text import format_value
+from faststream_sqlbroker.database.connections import ReadOnlyEvictions
+from faststream_sqlbroker.database.dialects import create_dialect
 from faststream_sqlbroker.exceptions import (
     MissingExtraError,
     NotSupportedError,
     SetupError,
     SqlBrokerError,
 )
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.tables import build_tables
 
 if TYPE_CHECKING:
     from faststream.security import BaseSecurity
@@ -164,6 +168,22 @@ def configure_for_pgbouncer(engine: AsyncEngine) -> None:
     @event.listens_for(engine.sync_engine, "do_connect")
     def connect(_dialect: Any, _record: Any, _args: Any, arguments: dict[str, Any]) -> None:
         arguments.update(options)
+
+
+def evict_read_only_connections(engine: AsyncEngine | Engine) -> None:
+    """Evict pooled connections of `engine` after an answer from a read-only server.
+
+    After a failover a pool may lead to a server that takes no writes, such as a standby or a
+    demoted primary. The statement that gets such an answer fails; the pool then replaces every
+    connection opened before at its next checkout. A broker does so for its own engine. SQLite has
+    no such servers.
+
+    Raises:
+        SetupError: the database is not supported.
+    """
+    sync_engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+    dialect = create_dialect(sync_engine.dialect, build_tables(SqlBrokerSchemaConfig()))
+    ReadOnlyEvictions(sync_engine, dialect.is_read_only)
 
 
 _UNNAMED_STATEMENT_ARGS: dict[str, dict[str, Any]] = {

@@ -10,15 +10,15 @@ import os
 import socket
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any, Literal
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, ExceptionContext, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
-from sqlalchemy.pool import NullPool, Pool
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool, Pool
 from typing_extensions import override
 
 from faststream_sqlbroker.database.errors import ErrorClasses
@@ -38,13 +38,40 @@ _OPENED_AT = "sqlbroker_opened"
 """The key in a connection's `info` with the time when it was opened (monotonic seconds)."""
 
 
+class ReadOnlyEvictions:
+    """Evicts the connections of an engine after an answer from a read-only server.
+
+    The pool replaces each at its next checkout, for the application, too. Open transactions go on.
+    """
+
+    def __init__(self, engine: Engine, is_read_only: Callable[[BaseException], bool]) -> None:
+        """Watch `engine`; `is_read_only` recognises the server's answer."""
+        self._is_read_only = is_read_only
+        self._entries: WeakSet[ConnectionPoolEntry] = WeakSet()
+        event.listen(engine, "connect", self._add_entry)
+        event.listen(engine, "handle_error", self.handle_error)
+
+    def _add_entry(self, _dbapi_connection: Any, entry: ConnectionPoolEntry) -> None:
+        self._entries.add(entry)
+
+    def handle_error(self, context: ExceptionContext) -> None:
+        """Evict after an error of a statement that SQLAlchemy has sent."""
+        self.evict_if_read_only(context.original_exception)
+
+    def evict_if_read_only(self, error: BaseException) -> None:
+        """Evict all connections opened so far if `error` came from a read-only server."""
+        if self._is_read_only(error):
+            for entry in tuple(self._entries):
+                entry.invalidate(soft=True)
+
+
 class Checkouts:
     """Checkouts of an engine's pool that skip unusable connections.
 
     A server that has become read-only, as after a failover, still answers. Its sessions may stay
     read-only after it is writable again, or after another server has taken its place. So such an
     answer evicts every connection that was opened before: each is closed when it is checked out
-    or returned here. The application's own checkouts are not affected.
+    or returned here. The application's own checkouts skip those, too (`ReadOnlyEvictions`).
     """
 
     def __init__(self, engine: AsyncEngine, errors: ErrorClasses) -> None:
@@ -54,6 +81,7 @@ class Checkouts:
         self.dialect = errors.dialect
         self.pools = LoopPools()
         self._evicted_before = float("-inf")
+        self._evictions: list[ReadOnlyEvictions] = []
         self._file = DatabaseFile()
         self.watch(engine)
         event.listen(engine.sync_engine, "checkin", _close_unrestored)
@@ -64,6 +92,7 @@ class Checkouts:
         Called for each engine that is checked out here: the broker's own, and that of LISTEN.
         """
         event.listen(engine.sync_engine, "connect", _record_opened_at)
+        self._evictions.append(ReadOnlyEvictions(engine.sync_engine, self.errors.is_read_only))
         self.pools.watch(engine.sync_engine)
         if self.dialect.name == "sqlite":
             event.listen(engine.sync_engine, "invalidate", _roll_back)
@@ -77,6 +106,8 @@ class Checkouts:
         """
         if self.errors.spoils_connection(error):
             self._evicted_before = monotonic()
+        for evictions in self._evictions:
+            evictions.evict_if_read_only(error)
 
     def is_evicted(self, connection: AsyncConnection) -> bool:
         """Return True if `connection` must not be used again.

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Engine, TextClause, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from faststream_sqlbroker.database.connections import ReadOnlyEvictions
 from faststream_sqlbroker.database.errors import ErrorClasses
 from faststream_sqlbroker.database.guarded_connection import refuse_outside
 from faststream_sqlbroker.database.query import Query
@@ -37,6 +38,7 @@ _EVENTS = (
     "do_execute_no_params",
     "do_executemany",
 )
+_OWN_LISTENERS = (refuse_outside, ReadOnlyEvictions.handle_error)
 LISTENER_CHECK_INTERVAL = 0.05
 """Seconds between two checks for listeners; a new listener may miss the statements in between."""
 
@@ -216,5 +218,7 @@ def _has_listeners(engine: Engine) -> bool:
 
 
 def _has_other_listeners(listeners: Any) -> bool:
-    """Return True if there are listeners besides the broker's own `refuse_outside`."""
-    return bool(listeners) and any(listener is not refuse_outside for listener in listeners)
+    """Return True if there are listeners besides the broker's own."""
+    return bool(listeners) and any(
+        getattr(listener, "__func__", listener) not in _OWN_LISTENERS for listener in listeners
+    )

@@ -154,7 +154,7 @@ class ErrorClasses:
         if isinstance(error, TimeoutError) and not str(error):
             return TransientStoreError(f"no answer within {self._statement_timeout} seconds")
         if getattr(error, "connection_invalidated", False) or self._is_transient(error):
-            error_class = UnavailableError if self._is_read_only(error) else TransientStoreError
+            error_class = UnavailableError if self.is_read_only(error) else TransientStoreError
             return error_class(get_driver_message(error))
         if isinstance(error, SQLAlchemyError):
             return (AccessError if self._is_denied(error) else StoreError)(
@@ -187,7 +187,8 @@ class ErrorClasses:
     def _is_denied(self, error: BaseException) -> bool:
         return any(self.dialect.is_denied(cause) for cause in _iter_causes(error))
 
-    def _is_read_only(self, error: BaseException) -> bool:
+    def is_read_only(self, error: BaseException) -> bool:
+        """Return True if `error` is the answer of a server that takes no writes at present."""
         return any(self.dialect.is_read_only(cause) for cause in _iter_causes(error))
 
     def spoils_connection(self, error: BaseException) -> bool:

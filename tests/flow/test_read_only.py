@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from faststream_sqlbroker.core.outcome import Ack, Nack, Release
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Unit
@@ -205,6 +205,33 @@ async def test_the_applications_transaction_is_left_alone(
         assert (await connection.execute(text("SELECT 1"))).scalar_one() == 1
         assert (await connection.get_raw_connection()).driver_connection is raw
     assert await rig.rows() == []
+
+
+@pytest.mark.parametrize("first", ["write", "read and publish"])
+async def test_the_applications_pool_fails_once(
+    rig: Rig, server: Server, engine: AsyncEngine, database: str, first: str
+) -> None:
+    """Whatever finds out: the pool replaces its connections for the application, too."""
+    if database == "sqlite":
+        pytest.skip("no server of SQLite is read-only")
+
+    async def write(connection: AsyncConnection) -> None:
+        if first == "write":
+            await connection.execute(text("UPDATE message SET last_error = 'x'"))
+        else:
+            await connection.execute(text("SELECT 1"))
+            await rig.store.insert_in(connection, [NewMessage("q", b"1")])
+
+    for _ in range(2):
+        await server.turned()
+        failures = 0
+        for _ in range(2 * POOL):
+            try:
+                async with engine.begin() as connection:
+                    await write(connection)
+            except (DBAPIError, TransientStoreError):
+                failures += 1
+        assert failures == 1
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from sqlalchemy import URL, Engine, create_engine, make_url, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker import SqlBroker, evict_read_only_connections
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import PublishError, TransientStoreError
@@ -20,6 +21,11 @@ from tests.helpers import eventually
 from tools.private import STARTERS, CannotStartError
 
 SESSION = {"postgresql": "SELECT pg_backend_pid()"}
+ASYNC_DRIVERS = {
+    "postgresql": ("asyncpg", "psycopg"),
+    "mariadb": ("aiomysql", "asyncmy"),
+    "mysql": ("aiomysql", "asyncmy"),
+}
 
 
 @pytest.fixture(scope="module", params=list(STARTERS))
@@ -132,26 +138,68 @@ async def test_a_synchronous_standby_that_is_away(
         await broker.stop()
 
 
-async def test_the_broker_recovers_and_reconnects(private: Engine) -> None:
-    """The user has no right to write past read_only, as an application's should not."""
-    kind = private.dialect.name
+@pytest.fixture
+def owners_url(private: Engine) -> URL:
+    """Of a user who has no right to write past read_only, as an application's should not."""
     user = private.url.username
     run(private, "DROP DATABASE IF EXISTS app", "CREATE DATABASE app")
-    if kind != "postgresql":
+    if private.dialect.name != "postgresql":
         user = "app"
         run(
             private,
             "CREATE USER IF NOT EXISTS app@'127.0.0.1' IDENTIFIED BY ''",
             "GRANT ALL ON app.* TO app@'127.0.0.1'",
         )
-    url = private.url.set(drivername=f"{kind}+{DRIVERS[kind]}", username=user, database="app")
+    return private.url.set(username=user, database="app")
+
+
+async def session_of(engine: AsyncEngine) -> int:
+    async with engine.connect() as connection:
+        statement = text(SESSION.get(engine.dialect.name, "SELECT connection_id()"))
+        return int((await connection.execute(statement)).scalar_one())
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["first driver", "second driver"])
+async def test_an_application_reconnects(private: Engine, owners_url: URL, number: int) -> None:
+    """With each driver: the first refused write evicts its connection."""
+    kind = private.dialect.name
+    driver = ASYNC_DRIVERS[kind][number]
+    engine = create_async_engine(owners_url.set(drivername=f"{kind}+{driver}"), pool_size=1)
+    evict_read_only_connections(engine)
+
+    async def write(statement: str = "INSERT INTO x VALUES (1)") -> None:
+        async with engine.begin() as connection:
+            await connection.execute(text(statement))
+
+    async def refused() -> bool:
+        try:
+            await write()
+        except DBAPIError:
+            return True
+        return False
+
+    try:
+        await write("CREATE TABLE x (n INTEGER)")
+        first = await session_of(engine)
+        turn(private, read_only=True)
+        await eventually(refused)  # PostgreSQL's sessions hear of it a moment later
+        assert await session_of(engine) != first
+        turn(private, read_only=False)
+
+        async def written() -> bool:
+            return not await refused()
+
+        await eventually(written)
+    finally:
+        turn(private, read_only=False)
+        await engine.dispose()
+
+
+async def test_the_broker_recovers_and_reconnects(private: Engine, owners_url: URL) -> None:
+    kind = private.dialect.name
+    url = owners_url.set(drivername=f"{kind}+{DRIVERS[kind]}")
     engine = create_async_engine(url, pool_size=1, max_overflow=0)
     store = Store(engine, build_tables(SqlBrokerSchemaConfig()))
-
-    async def session() -> int:
-        async with engine.connect() as connection:
-            statement = text(SESSION.get(kind, "SELECT connection_id()"))
-            return int((await connection.execute(statement)).scalar_one())
 
     async def works() -> bool:
         try:
@@ -166,13 +214,13 @@ async def test_the_broker_recovers_and_reconnects(private: Engine) -> None:
     try:
         await store.server.create_tables()
         assert await works()
-        first = await session()
+        first = await session_of(engine)
         turn(private, read_only=True)
         await eventually(refused)  # PostgreSQL's sessions hear of it a moment later
         await eventually(lambda: store.access.ping(5.0))
         turn(private, read_only=False)
         await eventually(works)
-        assert await session() != first
+        assert await session_of(engine) != first
     finally:
         turn(private, read_only=False)
         await engine.dispose()
