@@ -20,7 +20,7 @@ from pyspark_sqlbroker.lake.files import Folders
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.records import WindowRecords
 from pyspark_sqlbroker.lake.removal import ArchiveRows
-from tests.spark.conftest import START, Archive
+from tests.spark.conftest import START, Archive, archived
 from tests.spark.test_export import MARCH, of_lake, of_table
 
 pytestmark = pytest.mark.capability(
@@ -218,3 +218,38 @@ def test_what_counts_as_exported_survives_a_failure_of_the_power(
         *[("prune", 4), ("prune", 4)],
     ]
     assert archive.count() == 0
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+def test_a_failover_that_loses_commits_leaves_the_lake_as_it_is(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """The new server, whose clock is behind, gives the id of a lost message to another one, and
+    handles a message again; it never knew a third one."""
+    archive.add_days(2)
+    path = str(tmp_path / "lake")
+    export_archive(spark, archive.url, path, until="2026-03-03")
+    again = archived(archived_at=START + timedelta(days=1, hours=4))
+    archive.execute("DELETE FROM message_archive WHERE id IN (13, 14, 15)")
+    archive.add(
+        {"id": 13, "archived_at": START + timedelta(days=1, hours=12)},
+        {**again, "id": 14, "archived_at": START + timedelta(days=2, hours=1)},
+    )
+    behind = verify_export(spark, path, url=archive.url)
+    assert (behind.differing, list(behind.missing)) == ({}, ["2026-03-02"])
+    pruned = prune_archive(archive.url, exported=path, spark=spark, dry_run=True)
+    assert [one.name for one in pruned.windows if one.refused] == ["2026-03-02"]
+    done = export_archive(spark, archive.url, path, since="2026-03-02", until="2026-03-04")
+    assert [(one.name, one.action, one.rows) for one in done.windows] == [
+        ("2026-03-02", "again", 6),
+        ("2026-03-03", "exported", 1),
+    ]
+    assert verify_export(spark, path, url=archive.url).intact
+    lake = read_export(spark, path)
+    ids = sorted(row.id for row in lake.select("id").collect())
+    assert ids == [1, 2, 3, 4, 5, 11, 12, 13, 13, 14, 14, 15]
+    messages = lake.select("id", "created_at").distinct().collect()
+    assert sorted(row.id for row in messages) == [1, 2, 3, 4, 5, 11, 12, 13, 13, 14, 15]
+    assert prune_archive(archive.url, exported=path, spark=spark).rows == 9
+    assert archive.ids() == []
+    assert read_export(spark, path).count() == 12
