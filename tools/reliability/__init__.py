@@ -389,7 +389,7 @@ def render(results: list[Result], code: str) -> str:
         "and see different parts of it. So it counts as a violation",
         f"(“{LABELS[AGREE]}”) if only one of them finds a broken promise, or if they",
         "find none for the same message. Where the database itself has lost commits, the second",
-        "has few rules, and is not expected to find what the first finds.",
+        "has few rules, and is not expected to find as much as the first.",
         "",
         "`just test-faults` and `just test-failover` keep the history of each run in",
         "`build/histories`, which you publish with a release. The name of a file ends with the",
