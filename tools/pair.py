@@ -256,8 +256,15 @@ class Pair:
 
     def hold(self) -> None:
         """Stop what sends the primary's changes: commits go on, and the standby falls behind."""
+        self._signal_senders(signal.SIGSTOP)
+
+    def release(self) -> None:
+        """Let it go on."""
+        self._signal_senders(signal.SIGCONT)
+
+    def _signal_senders(self, number: int) -> None:
         for (pid,) in self.primary.execute("SELECT pid FROM pg_stat_replication"):
-            os.kill(pid, signal.SIGSTOP)
+            os.kill(pid, number)
 
     def promote(self) -> None:
         """Let the standby take over, whether the primary has ended or not; it is then `standby`."""
