@@ -80,6 +80,8 @@ class Checkouts:
         self.errors = errors
         self.dialect = errors.dialect
         self.pools = LoopPools()
+        self.answer_count = 0
+        """Checkouts that ended without an error: the database has answered."""
         self._evicted_before = float("-inf")
         self._evictions: list[ReadOnlyEvictions] = []
         self._file = DatabaseFile()
@@ -146,6 +148,7 @@ class Checkouts:
             if limit is not None:
                 watchdog = loop.call_later(limit + GRACE, abort, driver_connection)
             yield connection
+            self.answer_count += 1
         except Exception as error:
             self.evict_if_spoiled(error)
             raise

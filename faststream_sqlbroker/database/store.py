@@ -528,6 +528,10 @@ class Store:
         query = self.dialect.build_notify(channel, queues)  # type: ignore[attr-defined]
         await self._inserts.run(query)
 
+    def count_answers(self) -> int:
+        """Return how often the database has answered a transaction of the broker without error."""
+        return self._checkouts.answer_count
+
     def refuse_other_loop(self) -> None:
         """Refuse work that was started in an event loop other than the broker's.
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -28,6 +29,8 @@ FIRST_BACKOFF = 0.1
 """Seconds after the first failure; each following pause is twice as long, with jitter."""
 LAST_BACKOFF = 10.0
 """Maximum seconds between two tries, before the jitter."""
+MIN_OUTAGE = 1.0
+"""Seconds of an outage whose end ends the pauses, even if another has ended shortly before."""
 CANCEL_LIMIT = 10.0
 """Seconds for a cancelled tick to end: psycopg asks the server to cancel first."""
 
@@ -76,10 +79,19 @@ class Outages:
     logged for each kind of loop, because the other loops go on.
     """
 
-    def __init__(self, log: Log, clock: Clock | None = None) -> None:
-        """Write the lines to `log`."""
+    def __init__(
+        self,
+        log: Log,
+        clock: Clock | None = None,
+        count_answers: Callable[[], int] | None = None,
+    ) -> None:
+        """Write the lines to `log`.
+
+        `count_answers` returns how often the database has answered; by default more at each call.
+        """
         self._log = log
         self._clock = clock or Clock()
+        self.count_answers = count_answers or count().__next__
         self._outages: dict[str, _Outage] = {}
         """By kind of loop; "" is the outage of all loops."""
         self._ended_at: dict[str, float] = {}
@@ -126,21 +138,32 @@ class Outages:
         outage.failing[part] = name
         outage.counts[name] += 1
 
-    def record_success(self, part: Hashable) -> None:
+    def record_success(self, part: Hashable, *, is_answered: bool = True) -> None:
         """Record that `part`, which had failed, works again.
 
         The other parts of a general outage then try at once, but not again within `LAST_BACKOFF`
-        seconds: in a partial outage some part works all the time. After the last failing part of an
-        outage this logs that the outage is over.
+        seconds: in a partial outage some part works all the time. A part that had nothing to ask
+        the database is no proof that it works: then `is_answered` is False. After the last failing
+        part of an outage this logs that the outage is over.
         """
-        is_general = self.is_general and part in self._outages[""].failing
+        outage = self._outages.get("") if self.is_general and is_answered else None
+        is_recovery = outage is not None and part in outage.failing and self._is_due(outage)
         self._end(part)
-        now = self._clock.monotonic()
-        if is_general and now - self._recovered_at >= LAST_BACKOFF:
+        if is_recovery:
+            now = self._clock.monotonic()
             self._recovered_at = now
             for end in self._pauses:
                 with suppress(RuntimeError):  # its event loop is closed
                     end.set()
+
+    def _is_due(self, outage: _Outage) -> bool:
+        """Return True if a success in `outage` may end the pauses.
+
+        A short failure, as by a conflict, must not keep the end of the next outage from it.
+        """
+        now = self._clock.monotonic()
+        is_first = outage.started_at > self._recovered_at and now - outage.started_at >= MIN_OUTAGE
+        return is_first or now - self._recovered_at >= LAST_BACKOFF
 
     async def pause(
         self, seconds: float, started_at: float | None = None, end: asyncio.Event | None = None
@@ -323,6 +346,7 @@ class Loop:
         short: it would let the loop hammer a failing database.
         """
         started_at = self._clock.monotonic()
+        answers = self._outages.count_answers()
         try:
             wait = await self._tick()
         except Exception as error:  # noqa: BLE001 - a loop must not die; `healthy` turns false
@@ -336,7 +360,8 @@ class Loop:
         self.succeeded_at = self._clock.monotonic()
         if self.failures:
             self.failures = 0
-            self._outages.record_success(self)
+            is_answered = self._outages.count_answers() > answers
+            self._outages.record_success(self, is_answered=is_answered)
         return wait
 
     def _report(self, error: Exception, pause: float, started_at: float) -> None:

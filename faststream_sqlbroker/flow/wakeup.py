@@ -47,7 +47,7 @@ class Wakeups:
         self._store = store
         self._log = log
         self.clock = clock or Clock()
-        self.outages = Outages(log, self.clock)
+        self.outages = Outages(log, self.clock, store.count_answers)
         """Records the database failures of all loops of the broker."""
         self._hints: dict[Hint, frozenset[str]] = {}
         self._notify_only_hints: set[Hint] = set()

@@ -52,6 +52,16 @@ async def test_a_server_that_is_replaced_is_away(
     assert caplog.records == []
 
 
+async def test_only_transactions_without_an_error_are_answers(bench: Bench) -> None:
+    store = bench.store
+    before = store.count_answers()
+    with pytest.raises(StoreError):
+        await store._database.run(lambda c: c.exec_driver_sql("no statement"))
+    assert store.count_answers() == before
+    assert await store.access.ping(None)
+    assert store.count_answers() > before
+
+
 @on_sqlite
 async def test_words_of_a_message_make_no_error_a_passing_one(bench: Bench) -> None:
     await bench.execute(

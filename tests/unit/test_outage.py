@@ -15,7 +15,7 @@ from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.outcome_writer import QuarantineWriter
-from faststream_sqlbroker.flow.loop import LAST_BACKOFF, Loop, Outages, is_logged
+from faststream_sqlbroker.flow.loop import LAST_BACKOFF, MIN_OUTAGE, Loop, Outages, is_logged
 from tests.clock import VirtualTime
 
 HOUR = 3_600.0
@@ -247,6 +247,56 @@ async def test_a_partial_outage_leaves_the_pauses_of_others() -> None:
         outages.record_success(1)
     await loop.stop()
     assert 6 <= tries <= 30
+
+
+async def test_a_part_with_nothing_to_ask_ends_no_pause() -> None:
+    """Else it would end them while the database is down, and its return would end them no more."""
+    source = VirtualTime()
+    clock = Clock(source)
+    answers = 0
+    outages = Outages(Said(), clock, lambda: answers)
+    is_down = True
+    tries = 0
+
+    async def ask() -> float:
+        nonlocal answers, tries
+        tries += 1
+        if is_down:
+            raise NotConnectedError("refused")
+        answers += 1
+        return HOUR
+
+    async def ask_at_first() -> float:
+        if not outages.is_general:
+            raise NotConnectedError("refused")
+        return HOUR
+
+    asking, idle = (Loop("loop", tick, Said(), clock) for tick in (ask, ask_at_first))
+    idle.start(outages)
+    asking.start(outages)
+    await source.advance(1)
+    assert (idle.healthy, asking.healthy) == (True, False)
+    assert tries == 4, "the growing pauses of one loop"
+    is_down = False
+    pause = asyncio.create_task(outages.pause(HOUR))
+    await source.advance(LAST_BACKOFF)
+    assert pause.done()
+    for loop in (asking, idle):
+        await loop.stop()
+
+
+async def test_a_short_failure_leaves_the_end_of_the_next_outage() -> None:
+    source = VirtualTime()
+    clock = Clock(source)
+    outages = Outages(Said(), clock)
+    for seconds in (0.1, MIN_OUTAGE):
+        outages.record_failure(1, "fetch loop", TransientStoreError("refused"))
+        await source.advance(seconds)
+        pause = asyncio.create_task(outages.pause(HOUR))
+        await source.advance(0)
+        outages.record_success(1)
+        await source.advance(0.1)
+        assert pause.done()
 
 
 async def test_a_pause_of_a_closed_event_loop_disturbs_no_other() -> None:
