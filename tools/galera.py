@@ -7,22 +7,20 @@ where it is missing it is unpacked into the cache folder, not installed.
 import re
 import shutil
 import signal
-import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import pymysql
-
+from tools import nodes
+from tools.nodes import PROBES, TIMEOUT
 from tools.packages import UnpackError, unpack
 from tools.private import (
     CannotDownloadError,
     CannotStartError,
-    Process,
     find,
     folder_of,
+    free_ports,
     install_mariadb,
     mariadb_server,
     mariadb_url,
@@ -32,15 +30,13 @@ from tools.unstable import DownloadError
 PACKAGE = "galera-4"
 LIBRARY = "libgalera_smm.so"
 PLACES = ("/usr/lib/galera", "/usr/lib/galera-4", "/usr/lib64/galera-4")
-TIMEOUT = 60.0
-"""Seconds in which a node that accepts connections must be part of the cluster."""
+PATIENT = 30.0
+"""Seconds after which the others go on without a node that says nothing: a machine that stands
+still for some seconds must not split the group."""
 
 
-class Node(Process):
-    """A server of a cluster, which `start` joins again after a `stop` or a `crash`.
-
-    Start it in a thread that lives as long as the node: the server ends with the thread.
-    """
+class Node(nodes.Node):
+    """A server of a cluster, which `start` joins again after a `stop` or a `crash`."""
 
     def __init__(self, folder: Path, become: Callable[[], None], ports: list[int]) -> None:
         """A node whose files are in `folder`.
@@ -61,18 +57,19 @@ class Node(Process):
         """Where the other nodes reach it."""
         return f"127.0.0.1:{self._ports[1]}"
 
-    def configure(self, library: str, members: list["Node"]) -> None:
-        """Make it a node of the cluster of `members`."""
+    def configure(self, library: str, members: list["Node"], patience: float) -> None:
+        """Make it a node of the cluster of `members`, of which the others go on without one that
+        says nothing for `patience` seconds.
+        """
         _, group, changes, copy = self._ports
         provider = {
             "base_port": group,
             "gmcast.listen_addr": f"tcp://{self.group_address}",
             "ist.recv_addr": f"127.0.0.1:{changes}",
             "gcache.size": "32M",
-            # A machine that stands still for some seconds must not split the group.
-            "evs.suspect_timeout": "PT30S",
-            "evs.inactive_timeout": "PT60S",
-            "evs.install_timeout": "PT60S",
+            "evs.suspect_timeout": f"PT{patience:g}S",
+            "evs.inactive_timeout": f"PT{2 * patience:g}S",
+            "evs.install_timeout": f"PT{2 * patience:g}S",
         }
         self._plain_command += [
             "--wsrep-on=ON",
@@ -99,12 +96,7 @@ class Node(Process):
         address = f"--wsrep-cluster-address=gcomm://{'' if first else self._members}"
         self._command = [*self._plain_command, address, *([] if first else self._recover())]
         super().start()
-        deadline = time.monotonic() + TIMEOUT
-        while not self.is_synced():
-            if time.monotonic() > deadline:
-                msg = f"{self._folder.name} is no part of its cluster: see {self.log}"
-                raise CannotStartError(msg)
-            time.sleep(0.05)
+        self.wait_until(self.is_synced, "is no part of its cluster")
 
     def _recover(self) -> list[str]:
         """Options with the last change that it has: a crash has not written that down."""
@@ -136,30 +128,25 @@ class Node(Process):
             self._server.send_signal(number)
 
     def is_synced(self) -> bool:
-        """Whether it takes writes, as a part of the cluster that has the majority."""
-        try:
-            return self.status("wsrep_ready") == "ON" and (
-                self.status("wsrep_local_state_comment") == "Synced"
-            )
-        except pymysql.Error:
-            return False
+        """Whether it takes writes, as a part of the cluster that has the majority.
+
+        Raises:
+            pymysql.Error: it does not answer.
+        """
+        ready, state = map(self.status, ("wsrep_ready", "wsrep_local_state_comment"))
+        return (ready, state) == ("ON", "Synced")
 
     def status(self, name: str) -> str:
         """The value of a status variable, such as wsrep_cluster_size."""
-        with (
-            pymysql.connect(
-                host="127.0.0.1", port=self.port, user="root", connect_timeout=5, read_timeout=5
-            ) as connection,
-            connection.cursor() as cursor,
-        ):
-            cursor.execute("SHOW GLOBAL STATUS WHERE Variable_name = %s", (name,))
-            [(_, value)] = cursor.fetchall()
-            return str(value)
+        [(_, value)] = self.execute(f"SHOW GLOBAL STATUS WHERE Variable_name = '{name}'")
+        return str(value)
 
 
 @contextmanager
-def cluster(size: int = 2) -> Iterator[list[Node]]:
+def cluster(size: int = 2, *, patience: float = PATIENT) -> Iterator[list[Node]]:
     """A cluster of `size` nodes, all started; their root needs no password.
+
+    After `patience` seconds the others go on without a node that says nothing.
 
     Raises:
         CannotStartError: a node does not start, or Galera's library is not on this machine and
@@ -167,20 +154,21 @@ def cluster(size: int = 2) -> Iterator[list[Node]]:
     """
     with ExitStack() as stack:
         folder, become = stack.enter_context(folder_of("mysql"))
-        ports = _free_ports(4 * size)
-        nodes: list[Node] = []
+        ports = free_ports(4 * size)
+        members: list[Node] = []
         for number in range(size):
             place = folder / f"node{number}"
             place.mkdir()
             shutil.chown(place, folder.owner())
-            nodes.append(Node(place, become, ports[4 * number : 4 * number + 4]))
+            members.append(Node(place, become, ports[4 * number : 4 * number + 4]))
         install_mariadb(folder / "node0", become)
         library = _library()  # the package of the server may have brought it
-        for node in nodes:
-            node.configure(library, nodes)
+        for node in members:
+            node.configure(library, members, patience)
             stack.callback(node.crash)
-            node.start(first=node is nodes[0])
-        yield nodes
+            node.start(first=node is members[0])
+        members[0].execute(*PROBES)
+        yield members
 
 
 def _library(places: Sequence[str] = PLACES, unpack: Callable[[str, str], Path] = unpack) -> str:
@@ -198,15 +186,3 @@ def _library(places: Sequence[str] = PLACES, unpack: Callable[[str, str], Path] 
     except (DownloadError, UnpackError) as error:
         failed = CannotDownloadError if isinstance(error, DownloadError) else CannotStartError
         raise failed(f"{LIBRARY} is not installed ({error})") from None
-
-
-def _free_ports(count: int) -> list[int]:
-    """Different ports on which no process listens now."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()

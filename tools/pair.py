@@ -145,11 +145,6 @@ class Node(Process):
             for line in lines[6:7]:
                 ctypes.CDLL(None).shmctl(int(line.split()[1]), IPC_RMID, None)
 
-    @property
-    def runs(self) -> bool:
-        """Whether its main process has been started and has not ended."""
-        return self._server is not None and self._server.poll() is None
-
 
 def _children(pid: int) -> list[int]:
     found = []

@@ -69,9 +69,19 @@ def needed(program: str, package: str, *places: str) -> str:
 
 def free_port() -> int:
     """A port on which no process listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports on which no process listens now."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
 
 
 def _owner(user: str) -> pwd.struct_passwd:
@@ -221,6 +231,11 @@ class Process:
         if self._postgresql:
             # SIGQUIT makes it kill its children by SIGKILL, which also ends those that are stopped.
             _end_with_parent(self._crash)
+
+    @property
+    def runs(self) -> bool:
+        """Whether its main process has been started and has not ended."""
+        return self._server is not None and self._server.poll() is None
 
     def stop(self) -> None:
         """Shut it down in order."""
@@ -393,42 +408,56 @@ def mariadb_url(port: int) -> str:
 OLDEST_MYSQL = (8, 0, 19)
 
 
-@contextmanager
-def mysql(*more: str, durable: bool = False) -> Iterator[tuple[str, Process]]:
-    """A MySQL whose root needs no password, reachable from this machine only; `more` are options of
-    the server.
+def mysql_server(folder: Path, port: int) -> list[str]:
+    """The command of a MySQL server whose files are in `folder`, and which has no data yet.
 
     Raises:
         CannotDownloadError: there is none on PATH, and none can be downloaded.
     """
-    server = _mysqld()
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    shutil.chown(temporary, folder.owner())
+    return [
+        *_mysql_common(folder),
+        f"--port={port}",
+        "--bind-address=127.0.0.1",
+        f"--socket={folder}/socket",
+        f"--pid-file={folder}/pid",
+        "--mysqlx=OFF",
+        "--innodb-flush-log-at-trx-commit=2",
+        "--max-connections=300",
+        # A client may stand still while it logs in.
+        "--connect-timeout=60",
+        "--skip-log-bin",
+        "--innodb-buffer-pool-size=256M",
+        f"--tmpdir={temporary}",
+        # What serves many cores and a monitor costs two cores a fifth of their time.
+        "--loose-innodb-log-writer-threads=OFF",
+        "--loose-performance-schema-consumer-global-instrumentation=OFF",
+    ]
+
+
+def _mysql_common(folder: Path) -> list[str]:
+    return [_mysqld(), "--no-defaults", f"--datadir={folder / 'data'}", "--secure-file-priv="]
+
+
+def install_mysql(folder: Path, become: Callable[[], None]) -> None:
+    """Make the first data of the server in `folder`: its root needs no password."""
+    run([*_mysql_common(folder), "--initialize-insecure"], become, folder)
+
+
+@contextmanager
+def mysql(*more: str, durable: bool = False) -> Iterator[tuple[str, Process]]:
+    """A MySQL whose root needs no password, reachable from this machine only; `more` are options of
+    the server.
+    """
     if durable:
         more = (*DURABLE_BINLOG, *more)
     with folder_of("mysql", on_disk=durable) as (folder, become):
-        temporary = folder / "tmp"
         port = free_port()
-        temporary.mkdir()
-        shutil.chown(temporary, folder.owner())
-        common = ["--no-defaults", f"--datadir={folder / 'data'}", "--secure-file-priv="]
-        run([server, *common, "--initialize-insecure"], become, folder)
-        options = [
-            f"--port={port}",
-            "--bind-address=127.0.0.1",
-            f"--socket={folder}/socket",
-            f"--pid-file={folder}/pid",
-            "--mysqlx=OFF",
-            "--innodb-flush-log-at-trx-commit=2",
-            "--max-connections=300",
-            # A client may stand still while it logs in.
-            "--connect-timeout=60",
-            "--skip-log-bin",
-            "--innodb-buffer-pool-size=256M",
-            f"--tmpdir={temporary}",
-            # What serves many cores and a monitor costs two cores a fifth of their time.
-            "--loose-innodb-log-writer-threads=OFF",
-            "--loose-performance-schema-consumer-global-instrumentation=OFF",
-        ]
-        with running([server, *common, *options, *more], become, folder, port) as process:
+        command = mysql_server(folder, port)
+        install_mysql(folder, become)
+        with running([*command, *more], become, folder, port) as process:
             yield f"mysql+pymysql://root@127.0.0.1:{port}/mysql", process
 
 
