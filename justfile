@@ -87,7 +87,7 @@ test-debian13 *args: setup
 test-faults *args: setup
     @{{ servers }} -- {{ python }} -m tools.reliability "$@"
 
-# Failovers under load, ten rounds of each (20 minutes); writes its table in docs/explanation/reliability.md, keeps histories in build/histories (--only synchronous --runs 1)
+# Failovers under load, ten rounds of each (45 minutes); writes its table in docs/explanation/reliability.md, keeps histories in build/histories (--only synchronous --runs 1)
 test-failover *args: setup
     @{{ python }} -m tools.reliability --failover --runs 5 --rounds 2 "$@"
 

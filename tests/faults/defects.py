@@ -272,6 +272,12 @@ def ready_without_writes(_store: Any) -> None:
     WritePath.check_within = check_within  # type: ignore[method-assign]
 
 
+def locks_of_one_server(store: Any) -> None:
+    """Claims under policies and in order lock rows, and do not write them: other servers of a
+    cluster see no lock (MySQL and MariaDB)."""
+    store.dialect._write_locked = lambda _connection, _scope, locked: locked
+
+
 DEFECTS: dict[str, Callable[[Any], None]] = {
     "no fence": no_fence,
     "no renewal": no_renewal,
@@ -292,6 +298,7 @@ DEFECTS: dict[str, Callable[[Any], None]] = {
     "numbers of any server": numbers_of_any_server,
     "ids alone": ids_alone,
     "ready without writes": ready_without_writes,
+    "locks of one server": locks_of_one_server,
 }
 
 

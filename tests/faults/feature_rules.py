@@ -5,8 +5,8 @@ from itertools import pairwise
 from typing import Any
 
 from tests.faults.features import DEAD, DEBOUNCED, DYING, EVERY, ONCE_A_KEY, THROTTLED
-from tests.faults.history import History
-from tests.faults.plan import PER, RATE, key_in
+from tests.faults.history import Delivery, History
+from tests.faults.plan import LIMITED, PER, RATE, key_in
 from tests.processes.policy_checks import ROUNDING, SECOND, over_rate
 
 MOST_TIMES = 2
@@ -34,6 +34,7 @@ def policies_hold(h: History) -> list[str]:
         for key, states in ended.items()
         if len(states) - states.count("DISCARDED") != 1
     ]
+    found += _budget_holds(h)
     rows = {row["id"]: row for row in h.archived if row["queue"] == DEBOUNCED}
     return found + [
         f"message {row['number']} is {row['state']} ({row['reason']} by {row['related_id']})"
@@ -42,6 +43,21 @@ def policies_hold(h: History) -> list[str]:
         and row["reason"] != "cancelled"
         and not _is_newer_and_started(rows.get(row["related_id"]), row)
     ]
+
+
+def _budget_holds(h: History) -> list[str]:
+    """Of queues with a budget of one, two handlers ran at once that had their leases."""
+    broken = []
+    running: Delivery | None = None
+    for d in sorted(h.deliveries, key=lambda d: d.at):
+        stale = d.lost or d.unknown or d.pid in h.killed
+        if d.queue not in LIMITED or d.ended_at is None or stale:
+            continue
+        if running is not None and d.at < (running.ended_at or 0.0):
+            broken.append(f"message {d.number} was started while {running.number} had the budget")
+        else:
+            running = d
+    return broken
 
 
 def _is_newer_and_started(other: dict[str, Any] | None, row: dict[str, Any]) -> bool:

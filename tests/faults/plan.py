@@ -14,6 +14,9 @@ RATE = 10
 """Messages that a throttled queue starts in `PER` seconds at most."""
 PER = 4
 """Seconds: long enough that a slow machine could start too many."""
+LIMITED = ("limited", "also limited")
+"""Queues with one budget: of both together, one message runs at a time."""
+BUDGET = "budget"
 ONE_KEY = 20
 """So many numbers have the same key where a key is to start once."""
 

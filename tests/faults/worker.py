@@ -1,7 +1,8 @@
 """A worker for the fault machine: python -m tests.faults.worker URL FOLDER [OPTIONS as JSON].
 
 Queues: `plain`, `batch`, `tx` (transactional) and `ordered` answer to `out` and sometimes fail;
-`once` is ACK_FIRST; the transactions of `catching` and `ending` come to harm. Options: seed;
+`once` is ACK_FIRST; those of `plan.LIMITED` have one budget; the transactions of `catching` and
+`ending` come to harm. Options: seed;
 `queues`; lease and others of the subscribers; `die`: kill this process in the middle of a step;
 `defect`: one that is planted on purpose (`tests.faults.defects`); `health`: note what `ping` says;
 `processor`: whether a process that others keep from running is excused (`note_stalls`);
@@ -24,9 +25,9 @@ from typing import Any
 from faststream import AckPolicy, FastStream
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker
+from faststream_sqlbroker import Concurrency, ConstantRetryStrategy, SqlBroker
 from faststream_sqlbroker.subscriber.pipeline.fingerprints import COMPILED, VARIABLE
-from tests.faults import defects
+from tests.faults import defects, plan
 from tests.faults.features import FEATURES, subscribe_all
 from tests.faults.handlers import Manners, TransactionHandlers
 from tests.faults.history import Recorder
@@ -174,12 +175,15 @@ def subscribe(
         "catching": (handlers.catching, {**retry, "transactional": True}),
         "ending": (handlers.ending, {**retry, "transactional": True}),
     }
+    budget = {**retry, "policies": [Concurrency(1, scope=plan.BUDGET)]}
+    subscribers |= dict.fromkeys(plan.LIMITED, (handlers.plain, budget))
+    limits = {queue: {"concurrency": 1, "scope": plan.BUDGET} for queue in plan.LIMITED}
     if FEATURES[0] in queues:
         subscribe_all(broker, handlers, {**options, **retry})
     for queue in sorted(queues - set(FEATURES)):
         handler, more = subscribers[queue]
         answering = handler if queue == "once" else broker.publisher("out")(handler)
-        handlers.subscribe(queue, {**options, **more})
+        handlers.subscribe(queue, {**options, **more}, **limits.get(queue, {}))
         broker.subscriber(queue, **{**options, **more})(answering)
 
 

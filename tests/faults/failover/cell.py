@@ -20,6 +20,7 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from tests.faults import reading
 from tests.faults.cell import NOTES, WORKING, Cell, Worker, rows_of
+from tests.faults.checker import ORDERED
 from tests.faults.failover.topology import Topology, Way
 from tests.faults.history import Delivery, Frozen, Loss, Takeover, deliveries, read
 from tests.faults.losses import keep_what_is_there
@@ -106,7 +107,7 @@ class FailoverCell(Cell):
     ) -> list[int]:
         """As that of other cells, in a transaction of the application, with rows of its own."""
         numbers = self.next_numbers(count)
-        shop = next(self._turns)
+        shop = self._shops[0] if self._needs_one_way(queue) else next(self._turns)
         rows = rows_of(queue, numbers, **more)
         h = self.history
         sent: float | None = None
@@ -135,6 +136,10 @@ class FailoverCell(Cell):
         if sent is not None:
             h.commits.update(dict.fromkeys(numbers, (sent, answered)))
         return numbers
+
+    def _needs_one_way(self, queue: str) -> bool:
+        """Whether the order of ids is that of publishes only on one way."""
+        return queue == ORDERED and not self.topology.ids_rise
 
     @asynccontextmanager
     async def loaded(self) -> AsyncIterator[None]:

@@ -27,6 +27,8 @@ class Topology(ABC):
     straight: str = ""
     """The URL by which the machine itself reaches the server that takes writes."""
     ways: Mapping[str, Way]
+    ids_rise: bool = True
+    """Whether a message that is published later has a higher id, whichever way it takes."""
 
     @property
     @abstractmethod
