@@ -35,8 +35,8 @@ def run(runs: int, rounds: int, only: str, code: str, keep: Path | None) -> bool
     promise was broken, a target missed, or a run did not come to its end. Events of such runs are
     copied to `keep`.
     """
-    parts = only.lower().split(",")
-    chosen = [name for name in FAILOVERS if any(part in name.lower() for part in parts)]
+    parts = only.casefold().split(",")
+    chosen = [name for name in FAILOVERS if any(part in name.casefold() for part in parts)]
     if not chosen:
         print(f"--only must be a part of {', '.join(FAILOVERS)}; got {only!r}")
     failed = not chosen

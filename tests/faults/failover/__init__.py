@@ -4,12 +4,12 @@ A kind of cluster is a `Topology` in a module of its own, next to the functions 
 `failover` enters there is run by the tests and by `just test-failover`.
 """
 
-from tests.faults.failover import galera, group_replication, pairs
+from tests.faults.failover import galera, group_replication, pairs, patroni
 from tests.faults.failover.failover import ENTERED, Failover
 
 FAILOVERS: dict[str, Failover] = {
     name: one
-    for module in (pairs, galera, group_replication)
+    for module in (pairs, patroni, galera, group_replication)
     for name, one in ENTERED.items()
     if one.strike.__module__ == module.__name__
 }
