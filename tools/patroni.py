@@ -94,6 +94,11 @@ class Member(Node):
         finally:
             connection.close()
 
+    def has_role(self, role: str) -> bool:
+        """Whether Patroni says that it is the `primary`, or the standby that is in `sync`."""
+        # As HAProxy asks: the answer to GET waits for a server that starts.
+        return self.ask("OPTIONS", f"/{role}")[0] == OK
+
     def status(self) -> dict[str, Any]:
         """What Patroni says of it; nothing if it does not answer."""
         try:
@@ -154,7 +159,11 @@ def configuration(member: Member, etcd: int, *, synchronous: bool) -> dict[str, 
 
 
 def haproxy_configuration(port: int, members: Sequence[Member]) -> str:
-    """HAProxy's configuration: `port` leads to that of `members` which is the primary."""
+    """HAProxy's configuration: `port` leads to that of `members` which is the primary.
+
+    It does not repeat a connect: a session that waits for its next try when its server is marked
+    down stays open without an answer. Clients try again themselves.
+    """
     servers = "".join(
         f"    server {each.name} 127.0.0.1:{each.port} check port {each.rest_port}\n"
         for each in members
@@ -163,7 +172,9 @@ def haproxy_configuration(port: int, members: Sequence[Member]) -> str:
     maxconn 1000
 defaults
     mode tcp
-    timeout connect 3s
+    retries 0
+    timeout connect 1s
+    timeout queue 1s
     timeout client 1h
     timeout server 1h
     timeout check 3s
@@ -210,7 +221,7 @@ class Patroni(Pair):
     def look(self) -> bool:
         """Whether one of them is the primary: it has the lock and is no standby."""
         for node, other in zip(self.nodes, reversed(self.nodes), strict=True):
-            if node.ask("GET", "/primary")[0] == OK:
+            if node.has_role("primary"):
                 self.primary, self.standby = node, other
                 return True
         return False
@@ -231,7 +242,7 @@ class Patroni(Pair):
         with suppress(psycopg.Error, CannotStartError):
             super().follow(SLICE)
             # Patroni writes down later than PostgreSQL that it is synchronous.
-            return not self._synchronous or self.standby.ask("GET", "/sync")[0] == OK
+            return not self._synchronous or self.standby.has_role("sync")
         return False
 
     def _wait_for_it(self) -> None:

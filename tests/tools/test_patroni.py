@@ -73,7 +73,8 @@ def test_haproxy_asks_the_patroni_of_each_server(members: tuple[Fake, Fake]) -> 
     assert "bind 127.0.0.1:5000" in lines
     for each in members:
         assert f"server {each.name} 127.0.0.1:{each.port} check port {each.rest_port}" in lines
-    # Otherwise clients stay with a server that is not the primary any more.
+    # Otherwise clients stay with a server that is not the primary any more, or without one.
+    assert "retries 0" in lines
     assert any("on-marked-down shutdown-sessions" in line for line in lines)
 
 
@@ -89,7 +90,7 @@ def test_the_primary_is_the_one_that_has_the_lock(
     first, second = members
     assert not servers.look()
     assert servers.primary is first
-    second.answers["GET", "/primary"] = 200, "{}"
+    second.answers["OPTIONS", "/primary"] = 200, "{}"
     assert servers.look()
     assert (servers.primary, servers.standby) == (second, first)
 
@@ -98,12 +99,12 @@ def test_a_switchover_is_asked_for_until_it_is_done(
     servers: Patroni, members: tuple[Fake, Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = members
-    first.answers["GET", "/primary"] = 200, "{}"
+    first.answers["OPTIONS", "/primary"] = 200, "{}"
 
     def end(_: float) -> None:
         if first.asked.count(("POST", "/switchover")) == 2:
-            del first.answers["GET", "/primary"]
-            second.answers["GET", "/primary"] = 200, "{}"
+            del first.answers["OPTIONS", "/primary"]
+            second.answers["OPTIONS", "/primary"] = 200, "{}"
 
     monkeypatch.setattr(patroni.time, "sleep", end)
     servers.switch_over()
