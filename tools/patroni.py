@@ -259,14 +259,14 @@ class Patroni(Pair):
             self.primary.ask("PATCH", "/config", {"pause": on})
             _sleep(deadline, f"Patroni does not become {'paused' if on else 'active'}", self)
 
-    def switch_over(self) -> None:
+    def switch_over(self, patience: float = TAKEN_OVER) -> None:
         """Let the standby take over while both are well.
 
         Raises:
-            CannotStartError: it does not in time.
+            CannotStartError: it does not within `patience` seconds.
         """
         old = self.primary
-        deadline = time.monotonic() + TAKEN_OVER
+        deadline = time.monotonic() + patience
         wanted = {"leader": old.name, "candidate": self.standby.name}
         while not (self.look() and self.primary is not old):
             # It answers when that is done, or could not be done.

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tools import patroni
 from tools.patroni import Member, Patroni, configuration, etcd_command, haproxy_configuration
 from tools.private import CannotStartError
 
 Asked = tuple[str, str]
+SWITCHOVER: Asked = ("POST", "/switchover")
 
 
 class Fake(Member):
@@ -25,11 +25,17 @@ class Fake(Member):
         super().__init__(folder, lambda: None, Path("/programs"))
         self.answers: dict[Asked, tuple[int, str]] = {}
         self.asked: list[Asked] = []
+        self.successor: Fake | None = None
+        """Gets the answers when a switchover was asked for `ends_after` times."""
+        self.ends_after = 0
 
     def ask(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout: float = 5.0
     ) -> tuple[int, str]:
         self.asked.append((method, path))
+        if self.successor is not None and self.asked.count(SWITCHOVER) == self.ends_after:
+            self.successor.answers.update(self.answers)
+            self.answers.clear()
         return self.answers.get((method, path), (503, "no"))
 
 
@@ -96,26 +102,20 @@ def test_the_primary_is_the_one_that_has_the_lock(
 
 
 def test_a_switchover_is_asked_for_until_it_is_done(
-    servers: Patroni, members: tuple[Fake, Fake], monkeypatch: pytest.MonkeyPatch
+    servers: Patroni, members: tuple[Fake, Fake]
 ) -> None:
     first, second = members
     first.answers["OPTIONS", "/primary"] = 200, "{}"
-
-    def end(_: float) -> None:
-        if first.asked.count(("POST", "/switchover")) == 2:
-            del first.answers["OPTIONS", "/primary"]
-            second.answers["OPTIONS", "/primary"] = 200, "{}"
-
-    monkeypatch.setattr(patroni.time, "sleep", end)
+    first.ends_after = 2
+    first.successor = second
     servers.switch_over()
     assert servers.primary is second
-    assert first.asked.count(("POST", "/switchover")) == 2
+    assert first.asked.count(SWITCHOVER) == 2
 
 
 def test_a_switchover_that_is_refused_says_why(
-    servers: Patroni, members: tuple[Fake, Fake], monkeypatch: pytest.MonkeyPatch
+    servers: Patroni, members: tuple[Fake, Fake]
 ) -> None:
-    members[0].answers["POST", "/switchover"] = 412, "no good candidates"
-    monkeypatch.setattr(patroni, "TAKEN_OVER", -1.0)
+    members[0].answers[SWITCHOVER] = 412, "no good candidates"
     with pytest.raises(CannotStartError, match="no switchover: no good candidates: first"):
-        servers.switch_over()
+        servers.switch_over(patience=-1.0)

@@ -9,7 +9,7 @@ from functools import partial
 
 from sqlalchemy.engine import URL
 
-from tests.faults.failover.cell import MARGIN, FailoverCell
+from tests.faults.failover.cell import FailoverCell
 from tests.faults.failover.failover import failover
 from tests.faults.failover.pairs import DRIVER, HOSTS, PairTopology, crowd, fall_behind, lag
 from tests.faults.failover.topology import Topology, Way
@@ -79,7 +79,7 @@ def note_others(history: History, takeovers: int, began: float, *, lossy: bool) 
         ended = time.monotonic()
         history.takeovers.append(Takeover(began, ended))
         if lossy:
-            history.losses.append(Loss(began - MARGIN, ended))
+            history.losses.append(Loss(began, began, ended))
 
 
 @contextmanager
