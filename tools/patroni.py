@@ -9,6 +9,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import OK
 from pathlib import Path
@@ -268,10 +269,18 @@ class Patroni(Pair):
         old = self.primary
         deadline = time.monotonic() + patience
         wanted = {"leader": old.name, "candidate": self.standby.name}
-        while not (self.look() and self.primary is not old):
-            # It answers when that is done, or could not be done.
-            _, said = old.ask("POST", "/switchover", wanted, timeout=TAKEN_OVER)
-            _sleep(deadline, f"no switchover: {said}", self)
+        said = "no answer yet"
+        # It answers up to a second later than it is done.
+        pool = ThreadPoolExecutor(1)
+        asked = pool.submit(old.ask, "POST", "/switchover", wanted, TAKEN_OVER)
+        try:
+            while not (self.look() and self.primary is not old):
+                if asked.done():
+                    said = asked.result()[1]
+                    asked = pool.submit(old.ask, "POST", "/switchover", wanted, TAKEN_OVER)
+                _sleep(deadline, f"no switchover: {said}", self)
+        finally:
+            pool.shutdown(wait=False)
 
     def rejoin(self) -> None:
         """Start the server that has ended: Patroni rewinds it to where both were equal."""

@@ -110,7 +110,7 @@ def test_a_switchover_is_asked_for_until_it_is_done(
     first.successor = second
     servers.switch_over()
     assert servers.primary is second
-    assert first.asked.count(SWITCHOVER) == 2
+    assert first.asked.count(SWITCHOVER) >= 2
 
 
 def test_a_switchover_that_is_refused_says_why(
@@ -118,4 +118,4 @@ def test_a_switchover_that_is_refused_says_why(
 ) -> None:
     members[0].answers[SWITCHOVER] = 412, "no good candidates"
     with pytest.raises(CannotStartError, match="no switchover: no good candidates: first"):
-        servers.switch_over(patience=-1.0)
+        servers.switch_over(patience=1.0)
