@@ -112,6 +112,8 @@ class ClaimedMessage:
     """True if the message waits for a worker and therefore has the shorter lease."""
     header_key: tuple[str | None] | None = None
     """Policy key from a header; None if policies use the key of the publish."""
+    once_header_key: tuple[str | None] | None = None
+    """Key of policy Once from a header; None if Once uses the key of the publish."""
 
     @property
     def headers(self) -> dict[str, Any]:
@@ -134,8 +136,13 @@ class ClaimedMessage:
 
     @property
     def policy_key(self) -> str | None:
-        """The key that policies use."""
+        """The key that policies use, except for Once, which has `once_key`."""
         return self.key if self.header_key is None else self.header_key[0]
+
+    @property
+    def once_key(self) -> str | None:
+        """The key that policy Once claims before the handler starts."""
+        return self.key if self.once_header_key is None else self.once_header_key[0]
 
     @property
     def created_at(self) -> datetime:

@@ -454,6 +454,7 @@ class WaitingMessage:
     id: int
     queue: str
     key: str | None
+    """The key by which claims choose; that of Once may be another."""
     state: MessageState
     attempts_count: int
     deliveries_count: int

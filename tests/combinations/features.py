@@ -14,6 +14,7 @@ from faststream_sqlbroker import (
     Debounce,
     Delay,
     ExponentialBackoffWithJitterRetryStrategy,
+    Header,
     KeepLast,
     NoRetryStrategy,
     Once,
@@ -34,6 +35,7 @@ POLICIES: dict[str, Policy | None] = {
     "Concurrency": Concurrency(5),
     "Concurrency by key": Concurrency(2, per_key=True),
     "Once": Once("1h"),
+    "Once by header": Once("1h", key=Header("order")),
     "BlockingWait": BlockingWait("10ms"),
 }
 SECOND = tuple("then " + name for name in POLICIES)
@@ -128,6 +130,11 @@ class Case:
         """Those of its subscriber, in order."""
         names = (self.policy, self.second.removeprefix("then "))
         return [each for name in names if (each := POLICIES[name])]
+
+    def headers(self, key: str) -> dict[str, Any]:
+        """The option `headers` of a publish whose key is `key`, if a policy needs one."""
+        by_header = any(isinstance(getattr(p, "key", None), Header) for p in self.policies())
+        return {"headers": {"order": key}} if by_header else {}
 
     def attempts(self) -> int:
         """How often the handler runs for a message that fails each time."""

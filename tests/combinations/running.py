@@ -208,8 +208,14 @@ class Running:
             for body in (GOOD, BAD):
                 self._schedule(body)
 
+    def _keys(self, body: str) -> dict[str, Any]:
+        """The options of a publish by which policies know the message."""
+        return {"key": KEYS[body], **self.case.headers(KEYS[body])}
+
     def _schedule(self, body: str) -> None:
-        options = {"key": KEYS[body], **SCHEDULED[self.case.publish]}
+        options = self._keys(body)
+        for name, value in SCHEDULED[self.case.publish].items():
+            options[name] = {**options.get(name, {}), **value} if name == "headers" else value
         if self.case.answer == "reply_to":
             options["reply_to"] = "answers"
         if self.case.transaction != OWN:
@@ -343,7 +349,7 @@ class Running:
     # --- what is published
 
     async def _publish(self, body: str) -> None:
-        options = {"key": KEYS[body], **OPTIONS.get(self.case.publish, {})}
+        options = {**self._keys(body), **OPTIONS.get(self.case.publish, {})}
         if self.case.answer == "reply_to":
             options["reply_to"] = "answers"
         if self.case.publish in {"dedup_id", "lookup"}:

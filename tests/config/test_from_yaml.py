@@ -104,6 +104,7 @@ destinations: [out]
             Window("22:00", "06:00", tz="Europe/Berlin", days=["mon"]),
         ),
         ("{once: 24h}", Once("24h")),
+        ("{once: {ttl: 24h, key: {header: order}}}", Once("24h", key=Header("order"))),
         ("{concurrency: 5}", Concurrency(5)),
         ("{concurrency: {limit: 5, per_key: true}}", Concurrency(5, per_key=True)),
         ("{blocking_wait: 2s}", BlockingWait("2s")),

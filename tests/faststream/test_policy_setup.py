@@ -193,12 +193,21 @@ TOGETHER: list[tuple[Options, str]] = [
         "ordered=True uses the key of the publish",
     ),
     (
-        given(lambda: Throttle(1, per=1, key=Header("tenant")), lambda: Once(1)),
-        r"must use one key, got Throttle\(.*\) by Header\('tenant'\) and Once\(1s\) by the key of",
+        given(
+            lambda: Throttle(1, per=1, key=Header("tenant")), lambda: Concurrency(1, per_key=True)
+        ),
+        (
+            r"must use one key, except for Once, got Throttle\(.*\) by Header\('tenant'\) and "
+            r"Concurrency\(1, per_key=True\) by the key of the publish: give all of them the same"
+        ),
     ),
     (
-        given(lambda: Debounce(1, key=Header("a")), lambda: Once(1, key=Header("b"))),
-        r"by Header\('a'\) and Once\(1s, key=Header\('b'\)\) by Header\('b'\)",
+        given(
+            lambda: Debounce(1, key=Header("a")),
+            lambda: Throttle(1, per=1, key=Header("b")),
+            lambda: Once(1, key=Header("c")),
+        ),
+        r"by Header\('a'\) and Throttle\(.*\) by Header\('b'\): give all of them",
     ),
     (
         given(lambda: Window("09:00", "10:00"), lambda: Window("11:00", "12:00")),
@@ -301,6 +310,9 @@ def test_a_route_refuses_impossible_policies(options: Options, match: str) -> No
             Once("1h"),
         ],
         [Concurrency(1), Concurrency(2, per_key=True), BlockingWait("1s")],
+        [Concurrency(2, per_key=Header("tenant")), Once("1h")],
+        [Concurrency(2, per_key=True), Once("1h", key=Header("order"))],
+        [Debounce(1, key=Header("tenant")), Once("1h", key=Header("order"))],
         [],
     ],
     ids=str,

@@ -39,7 +39,11 @@ class Seen:
 class PolicyFleet:
     """Workers of `tests.processes.policy_worker` over a `Fleet`'s database."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(
+        self, fleet: Fleet, headers: Callable[[str], dict[str, Any]] | None = None
+    ) -> None:
+        """`headers` makes those of a message from its key."""
+        self._headers = headers
         self.live_subscribers = fleet
         self.store = fleet.store
         self.killed = 0
@@ -92,7 +96,9 @@ class PolicyFleet:
     async def put(self, keys: Mapping[str, Keys]) -> None:
         """For each queue one message for each of its keys, all in one statement."""
         messages = [
-            NewMessage(queue, b"1", key=key) for queue, given in keys.items() for key in given
+            NewMessage(queue, b"1", key=key, headers=self._stored_headers(key))
+            for queue, given in keys.items()
+            for key in given
         ]
         if not messages:
             return
@@ -103,6 +109,9 @@ class PolicyFleet:
             assert found is not None
             self.published[message.queue].append(found)
             self._took[found] = took
+
+    def _stored_headers(self, key: str | None) -> str | None:
+        return None if self._headers is None or key is None else json.dumps(self._headers(key))
 
     async def shared(self, keys: Mapping[str, Keys]) -> int:
         """Put this, and again until two processes have started some; how often.

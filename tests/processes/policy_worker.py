@@ -28,7 +28,7 @@ from faststream import FastStream
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only
 
-from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker import Header, SqlBroker
 from faststream_sqlbroker.annotations import SqlBrokerMessage
 from faststream_sqlbroker.core.outcome import Nack
 from faststream_sqlbroker.core.policies.combinations import POLICY_CLASSES, Policy
@@ -193,10 +193,15 @@ def commit_slowly(policies: Any, seconds: float) -> None:
 
 
 def policy(name: str, arguments: list[Any], options: dict[str, Any]) -> Policy:
-    """One of the known ones. A Window's times may have seconds, which text for users has not."""
+    """One of the known ones; {"header": name} is a Header. A Window's times may have seconds, which
+    text for users has not."""
     if name == "Window":
         arguments = [TimeOfDay.fromisoformat(at) for at in arguments]
-    made: Policy = KNOWN[name](*arguments, **options)
+    by_header = {
+        option: Header(value["header"]) if isinstance(value, dict) else value
+        for option, value in options.items()
+    }
+    made: Policy = KNOWN[name](*arguments, **by_header)
     return made
 
 

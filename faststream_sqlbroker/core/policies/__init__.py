@@ -6,6 +6,7 @@ from faststream_sqlbroker.core.policies.combinations import (
     check_ack_first,
     check_ordered,
     find_key_header,
+    find_once,
     get_policy_key,
     validate_policies,
 )
@@ -29,6 +30,7 @@ __all__ = (
     "check_ack_first",
     "check_ordered",
     "find_key_header",
+    "find_once",
     "get_policy_key",
     "validate_policies",
 )

@@ -119,22 +119,40 @@ def get_policy_key(policy: Policy) -> Key:
     return getattr(policy, "key", False)
 
 
-def find_key_header(policies: Iterable[Policy]) -> Header | None:
-    """Return the header with the keys of `policies`; None if the key of the publish is used."""
-    return next((key for p in policies if isinstance(key := get_policy_key(p), Header)), None)
+def find_key_header(policies: Iterable[Policy], *, ordered: bool = False) -> Header | None:
+    """Return the header by whose values claims choose messages; None: by the key of the publish.
+
+    `ordered` and every other policy come before Once, whose key is read from claimed messages. Only
+    without them the header of Once is the claims' as well, so that its keys are stored in a column.
+    """
+    if ordered:
+        return None
+    keyed = sorted(filter(get_policy_key, policies), key=lambda policy: isinstance(policy, Once))
+    key = get_policy_key(keyed[0]) if keyed else False
+    return key if isinstance(key, Header) else None
+
+
+def find_once(policies: Iterable[Policy]) -> Once | None:
+    """Return the policy Once of `policies`, or None without that policy."""
+    return next((policy for policy in policies if isinstance(policy, Once)), None)
 
 
 def _check_keys(policies: Sequence[Policy]) -> None:
-    """Refuse policies with different keys: a message has a single policy key.
+    """Refuse different keys of policies by which claims choose messages.
 
-    It is the key of the publish, or the value of one header.
+    Claims find these messages by one indexed column: the key of the publish, or the value of one
+    header. Once is not asked by claims, so it may have another key.
     """
-    keys = {key: policy for policy in policies if (key := get_policy_key(policy))}
+    keys = {
+        key: policy
+        for policy in policies
+        if not isinstance(policy, Once) and (key := get_policy_key(policy))
+    }
     if len(keys) > 1:
         names = " and ".join(f"{policy} by {_format_key(key)}" for key, policy in keys.items())
         raise SetupError(
-            f"the policies of a subscriber must use one key, got {names}: give all of them the "
-            "same key, or use two queues, the first with forward_to"
+            f"the policies of a subscriber must use one key, except for Once, got {names}: give "
+            "all of them the same key, or use two queues, the first with forward_to"
         )
 
 
@@ -149,7 +167,7 @@ def check_ordered(policies: Sequence[Policy]) -> None:
         SetupError: a policy selects another message of a key than the first.
     """
     for policy in policies:
-        if isinstance(get_policy_key(policy), Header):
+        if isinstance(get_policy_key(policy), Header) and not isinstance(policy, Once):
             raise SetupError(
                 f"ordered=True uses the key of the publish, but {policy} uses a header: publish "
                 "with that key, or remove one of the two"

@@ -231,7 +231,7 @@ class _QueueCounter:
         priorities = [pair.priority for pair in pairs]
         due, due_capped = self._load_messages("due", priorities)
         delayed, delayed_capped = self._load_messages("later", priorities)
-        self._details.expect_keys(message.key for message in (*due, *delayed))
+        self._details.expect_messages([*due, *delayed])
         waits = count_waits(
             [*self._iter_due_reasons(due), *self._iter_delayed_reasons(delayed)],
             self._details.list_policies(Throttle),

@@ -1,10 +1,10 @@
 """Explain why each policy makes a message wait: each policy has a function.
 
 `PolicyDetails` is the state of the policies of one queue, each part read on demand, once, in
-one snapshot. `expect_keys` makes the reads of many keys one read.
+one snapshot. `expect_messages` makes the reads of many keys one read.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from faststream_sqlbroker.core.policies import (
     Concurrency,
     Debounce,
     Delay,
+    Header,
     KeepLast,
     Once,
     Policy,
@@ -35,12 +36,13 @@ from faststream_sqlbroker.core.status import (
     find_holder,
     format_timestamp,
 )
+from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.database.dialect import Dialect
 from faststream_sqlbroker.database.parts.policy_state import ONCE
 from faststream_sqlbroker.database.policies.intake import get_burst_scope, get_slot_scope
 from faststream_sqlbroker.database.policies.other_processes import SHARED_LEASES
-from faststream_sqlbroker.database.policies.rows import PolicyRows, QueuedMessage
+from faststream_sqlbroker.database.policies.rows import PolicyRows, QueuedMessage, as_key
 from faststream_sqlbroker.database.policies.slot_use import SHARED_SLOTS
 
 MAX_LEASES = 10_000
@@ -65,6 +67,8 @@ class PolicyDetails:
         self._rows = rows
         self._lease_counts: dict[tuple[str | None, int], int] = {}
         self._expected: set[str] = set()
+        self._expected_ids: set[int] = set()
+        self._once_keys: dict[int, str | None] = {}
         self._bursts: dict[str, Any] = {}
         self._slots: dict[str, SlotForecast | None] = {}
         self._queued: dict[int, QueuedMessage] = {}
@@ -102,12 +106,13 @@ class PolicyDetails:
                 policies.setdefault((number if by_number else 0, str(policy)), policy)
         return [(number, policies[number, text]) for number, text in sorted(policies)]
 
-    def expect_keys(self, keys: Iterable[str | None]) -> None:
-        """Read the state of `keys` together from now on.
+    def expect_messages(self, messages: Sequence[WaitingMessage]) -> None:
+        """Read the state of the keys of `messages` together from now on.
 
         The first question about any key then reads all of them in one statement.
         """
-        self._expected |= {key for key in keys if key is not None}
+        self._expected_ids |= {message.id for message in messages}
+        self._expected |= {message.key for message in messages if message.key is not None}
 
     # -- state of the queue --------------------------------------------------------------------
 
@@ -218,6 +223,27 @@ class PolicyDetails:
                 if lease.key in self._leases:
                     self._leases[lease.key].append(lease)
         return self._leases[key]
+
+    def load_once_key(self, policy: Once, message: WaitingMessage) -> str | None:
+        """Return the key of `message` for `policy`, which may be another than the claims' key.
+
+        Reads those of all expected messages at once.
+        """
+        header = policy.key if isinstance(policy.key, Header) else None
+        if header is None and not message.policy_marks & HEADER_KEY:
+            return message.key
+        if message.id not in self._once_keys:
+            ids = sorted(self._expected_ids | {message.id})
+            if header is not None:
+                stored = self._rows.read_headers(ids)
+                keys = {i: header.key(load_headers(stored.get(i))) for i in ids}
+            else:
+                c = self.dialect.tables.message.c
+                statement = select(c.id, c.key).where(c.queue == self.queue, c.id.in_(ids))
+                keys = {row.id: as_key(row.key) for row in self.connection.execute(statement)}
+            self._once_keys |= {i: keys.get(i) for i in ids}
+            self._expected |= {key for key in keys.values() if key is not None}
+        return self._once_keys[message.id]
 
     def load_claim(self, key: str) -> Any:
         """Return the row that claims `key` for the policy Once; None if the key is free.
@@ -472,7 +498,8 @@ def explain_once(details: PolicyDetails, message: WaitingMessage) -> list[Reason
     earlier delivery of it started its handler and the outcome is unknown.
     """
     policies = details.list_policies(Once)
-    state = None if message.key is None or not policies else details.load_claim(message.key)
+    key = details.load_once_key(policies[0], message) if policies else None
+    state = None if key is None else details.load_claim(key)
     if state is None:
         return []
     ends = state.created_at + timedelta(seconds=state.info["ttl"])

@@ -60,7 +60,7 @@ def claim_keys(
     # so they cannot deadlock.
     locked_rows = sorted(
         (row for row in rows if row.id in locked),
-        key=lambda row: (row.queue, row.policy_key or "", row.id),
+        key=lambda row: (row.queue, row.once_key or "", row.id),
     )
     if not locked_rows:
         return results
@@ -69,7 +69,7 @@ def claim_keys(
     unknown: list[ClaimedMessage] = []
     takeovers: list[ClaimedMessage] = []
     for row in locked_rows:
-        claim = claims[row.queue, row.policy_key]
+        claim = claims[row.queue, row.once_key]
         results[row.id] = result = claim.get_status(row)
         if result[0] is OnceStatus.UNKNOWN:
             unknown.append(row)
@@ -124,7 +124,7 @@ def _insert(
     binds = [
         {
             "scope": ONCE + row.queue,
-            "key": row.policy_key,
+            "key": row.once_key,
             "lease_token": get_delivery_token(row),
             "info": build_claim_info(row, ttl, worker),
             "kept": _get_retention(ttl),
@@ -149,7 +149,7 @@ def _load_claims(
     c = table.c
     claims: dict[tuple[str, str | None], _StoredClaim] = {}
     for queue, queue_rows in groupby(rows, key=lambda row: row.queue):
-        keys = list(dict.fromkeys(row.policy_key for row in queue_rows))
+        keys = list(dict.fromkeys(row.once_key for row in queue_rows))
         stored: dict[str, _StoredClaim] = {}
         for part in iter_chunks(keys):
             statement = select(c.key, c.lease_token, c.info, c.created_at, clock())
@@ -212,7 +212,7 @@ def _update_claims(
 
 
 def _get_key_binds(row: ClaimedMessage) -> dict[str, Any]:
-    return {"of_scope": ONCE + row.queue, "of_key": row.policy_key}
+    return {"of_scope": ONCE + row.queue, "of_key": row.once_key}
 
 
 def _get_retention(ttl: float) -> int:
@@ -242,7 +242,7 @@ def release_keys(
     # A claim whose COMMIT was not answered may still be running, and has locked its messages.
     lock(connection, [(row.id, row.lease_token) for row in rows])
     statement = delete(table).where(match_key(table), table.c.lease_token == bindparam("token"))
-    sorted_rows = sorted(rows, key=lambda row: (row.queue, row.policy_key or ""))
+    sorted_rows = sorted(rows, key=lambda row: (row.queue, row.once_key or ""))
     if sorted_rows:
         binds = [{**_get_key_binds(row), "token": get_delivery_token(row)} for row in sorted_rows]
         connection.execute(statement, binds)

@@ -38,6 +38,7 @@ from faststream_sqlbroker.database.policies.request import (
     limit_starts,
     may_start,
     reject_unstartable,
+    set_once_keys,
 )
 from faststream_sqlbroker.database.policies.rows import (
     DecisionListener,
@@ -314,6 +315,7 @@ class _QueueClaim:
         self._read_header_keys(rows)
         if len(rows) + len(messages.suspects) < len(dead) + len(selected):
             self.next_scan.delays.append(0.0)  # another transaction has locked some of them
+        set_once_keys(rows, self._request.policies)
         reject_unstartable(rows, self._request.policies, set(dead))
         starting = self._slots.assign(rows)
         if self._selection.bursts is not None:

@@ -7,7 +7,14 @@ from uuid import UUID
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Reject
-from faststream_sqlbroker.core.policies import Header, Policy, find_key_header, get_policy_key
+from faststream_sqlbroker.core.policies import (
+    Header,
+    Once,
+    Policy,
+    find_key_header,
+    find_once,
+    get_policy_key,
+)
 from faststream_sqlbroker.core.policies.argument_checks import MICROSECONDS
 from faststream_sqlbroker.core.policies.live_rates import SlotLogKey
 from faststream_sqlbroker.core.policies.scopes import MEMBER_RENEWAL_INTERVAL
@@ -74,8 +81,8 @@ class PolicyClaimRequest:
 
     @property
     def header(self) -> Header | None:
-        """The header that has the keys of the policies; None for the keys of the publish."""
-        return find_key_header(self.policies)
+        """The header by whose values the claim chooses; None for the keys of the publish."""
+        return find_key_header(self.policies, ordered=self.ordered)
 
     @property
     def scopes(self) -> list[str]:
@@ -156,6 +163,18 @@ class ScanPosition:
         return now >= read_at + min(max(MIN_REFRESH, REFRESH_FACTOR * usual), MAX_REFRESH)
 
 
+def set_once_keys(rows: Iterable[ClaimedMessage], policies: Sequence[Policy]) -> None:
+    """Set the keys of leased `rows` for policy Once, if that uses a header.
+
+    They are read from the rows themselves: the stored `policy_key` may be that of another policy,
+    or of a header that an earlier deployment named. By it, other messages would be duplicates.
+    """
+    once = find_once(policies)
+    if once is not None and isinstance(once.key, Header):
+        for row in rows:
+            row.once_header_key = (once.key.key(row.headers),)
+
+
 def reject_unstartable(
     rows: Iterable[ClaimedMessage], policies: Sequence[Policy], dead: Collection[int] = ()
 ) -> None:
@@ -165,11 +184,12 @@ def reject_unstartable(
     do not deliver. Only a leased message can be settled as FAILED, so they are claimed, but never
     handled.
     """
-    needs_key = must_reject_keyless(policies)
+    needs_once_key = must_reject_keyless([p for p in policies if isinstance(p, Once)])
+    needs_key = must_reject_keyless([p for p in policies if not isinstance(p, Once)])
     for row in rows:
         if row.id in dead:
             row.record_outcome(Reject(THROTTLED))
-        elif needs_key and row.policy_key is None:
+        elif (needs_key and row.policy_key is None) or (needs_once_key and row.once_key is None):
             row.record_outcome(Reject(NO_KEY))
 
 

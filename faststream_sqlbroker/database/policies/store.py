@@ -52,6 +52,7 @@ from faststream_sqlbroker.database.policies.request import (
     limit_starts,
     must_reject_keyless,
     reject_unstartable,
+    set_once_keys,
 )
 from faststream_sqlbroker.database.policies.rows import DecisionListener
 from faststream_sqlbroker.database.policies.slot_use import ReadTime
@@ -298,6 +299,7 @@ class SwapClaim:
             return
         # The write has stored these outcomes of slots: they must not be reported again.
         self._position.slot_use.discard_reported(self._reported)
+        set_once_keys(messages, self._request.policies)
         reject_unstartable(messages, self._request.policies)
         starting = [row for row in messages if row.outcome is None and not has_expired(row)]
         slots.assign_slots(starting)

@@ -254,7 +254,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             "ids": [row.id for row in rows],
             "tokens": [row.lease_token for row in rows],
             "scopes": [ONCE + row.queue for row in rows],
-            "keys": [row.policy_key for row in rows],
+            "keys": [row.once_key for row in rows],
             "deliveries": [once.get_delivery_token(row) for row in rows],
             "infos": [json.dumps(once.build_claim_info(row, ttl, worker)) for row in rows],
             "kept": ttl + once.RETENTION,

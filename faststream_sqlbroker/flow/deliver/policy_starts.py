@@ -19,7 +19,7 @@ from faststream_sqlbroker.core.outcome import (
     Release,
     Relocate,
 )
-from faststream_sqlbroker.core.policies import BlockingWait, Once, Policy
+from faststream_sqlbroker.core.policies import BlockingWait, Policy, find_once
 from faststream_sqlbroker.core.policies.argument_checks import MICROSECONDS
 from faststream_sqlbroker.core.reasons import DUPLICATE, FAILED_ONCE, INVALID_BODY, UNKNOWN_OUTCOME
 from faststream_sqlbroker.core.rows import ClaimedMessage
@@ -153,7 +153,7 @@ class KeyClaimer:
 
 def create_key_claimer(store: "Store", policies: Sequence[Policy]) -> KeyClaimer | None:
     """Create the key claimer that a subscriber's workers share; None without policy Once."""
-    once = next((policy for policy in policies if isinstance(policy, Once)), None)
+    once = find_once(policies)
     return None if once is None else KeyClaimer(store, once.ttl / MICROSECONDS)
 
 
@@ -315,7 +315,7 @@ class PolicyRunner:
 
     def _filter_keyed(self, rows: Rows) -> Rows:
         """Return the rows that may run once."""
-        return [] if self._keys is None else [row for row in rows if row.policy_key is not None]
+        return [] if self._keys is None else [row for row in rows if row.once_key is not None]
 
     async def _claim_keys(self, rows: Rows) -> Rows:
         """Claim the keys of `rows` under policy Once; settle rows whose handler must not run again.
@@ -435,7 +435,7 @@ class PolicyRunner:
         retry_rows: Rows = []
         if self._keys is None:
             return retry_rows
-        for row in (row for row in rows if row.policy_key is not None):
+        for row in (row for row in rows if row.once_key is not None):
             if _can_run_again(row):
                 retry_rows.append(row)
             elif isinstance(row.outcome, Nack):

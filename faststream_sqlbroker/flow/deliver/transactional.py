@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Discard, Nack, Reject, Release, Relocate
-from faststream_sqlbroker.core.policies import Once
+from faststream_sqlbroker.core.policies import find_once
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.database.messages.handler import current_transaction
 from faststream_sqlbroker.exceptions import (
@@ -77,7 +77,7 @@ class TransactionalDeliveries:
         self._ended_transactions = EndedTransactions(store, inflight, log, stopping)
         self._clock = inflight.clock
         self._lease = settings.release_stuck_timeout
-        self._has_once_policy = any(isinstance(policy, Once) for policy in settings.policies)
+        self._has_once_policy = find_once(settings.policies) is not None
         self._failures = 0
 
     async def deliver(
@@ -273,7 +273,7 @@ class TransactionalDeliveries:
         """
         # An ack, a move, or an end without a retry.
         is_final = isinstance(row.outcome, Ack | Relocate | Reject | Discard)
-        return self._has_once_policy and row.policy_key is not None and not is_final
+        return self._has_once_policy and row.once_key is not None and not is_final
 
     def _handle_failed_commit(
         self, transaction: "HandlerTransaction", rows: Rows, error: Exception
@@ -330,7 +330,7 @@ class TransactionalDeliveries:
         Not under policy Once, by which the handler of a message with a key runs once, whatever
         becomes of its COMMIT.
         """
-        if self._has_once_policy and any(row.policy_key is not None for row in rows):
+        if self._has_once_policy and any(row.once_key is not None for row in rows):
             return _nack_committing(rows, error)
         deliveries = max(row.deliveries_count for row in rows)
         # Twice as long with each delivery.
