@@ -348,9 +348,13 @@ def test_ordered_claims_do_not_walk_what_waits_behind_a_head(
 ) -> None:
     """A descent or two of an index for each message or key that is looked at; also for the limits
     of each tenant in a header, whatever other key Once has."""
-    sent = name if column == "key" else f"{name}_by_header"
+    sent = name
+    if column == "policy_key":
+        # A limit of each key reads the first message of a key that can be claimed.
+        sent = {"ordered_keys": "ordered_keys_ready"}.get(name, name) + "_by_header"
     with one_key.connect() as connection:
-        plan = explain(connection, sent, **ORDERED[name])
+        given = ORDERED[name] | ({"mask": 0} if sent == "ordered_keys_ready_by_header" else {})
+        plan = explain(connection, sent, **given)
         check(
             plan,
             indexes={"message_ready", f"message_{column}", "message_leased"},
