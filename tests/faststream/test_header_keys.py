@@ -155,22 +155,19 @@ async def test_explain_knows_the_key_of_once(
     broker: SqlBroker, look: Look, key: bool | Header
 ) -> None:
     """A message whose tenant is busy, and whose order has run, is a duplicate for both looks."""
-    done = asyncio.Event()
+    started, done = asyncio.Event(), asyncio.Event()
     several: Any = {**QUICK, "max_workers": 4}
 
     @broker.subscriber(
         "q", policies=[Concurrency(1, per_key=Header("tenant")), Once("1h", key=key)], **several
     )
     async def handle(body: str) -> None:
+        started.set()
         await done.wait()
 
     await broker.publish("x", "q", key="o", headers={"order": "o", "tenant": "t"})
     await broker.start()
-
-    async def is_running() -> bool:
-        return [row["state"] for row in await look.rows()] == ["PROCESSING"]
-
-    await eventually(is_running)
+    await asyncio.wait_for(started.wait(), 60)
     same, other = [
         await broker.publish("x", "q", key=order, headers={"order": order, "tenant": "t"})
         for order in ("o", "p")
