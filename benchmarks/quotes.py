@@ -43,10 +43,14 @@ Row = tuple[str, str, str]
 """What is wanted, the median, its mark included, and the spread."""
 
 
-def rows(content: Content | None) -> dict[str, Row]:
+def _columns(contents: dict[str, Content]) -> dict[str, str]:
+    """Those of which there is a result."""
+    return {which: title for which, title in COLUMNS.items() if which in contents}
+
+
+def rows(content: Content) -> dict[str, Row]:
     """The rows of a result by their names."""
-    lines = [] if content is None else content["rows"]
-    cells = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    cells = ([cell.strip() for cell in line.strip("|").split("|")] for line in content["rows"])
     return {name: (wanted, median, spread) for name, wanted, median, spread, _ in cells}
 
 
@@ -56,11 +60,9 @@ def _median(row: Row) -> str:
 
 def of_readme(contents: dict[str, Content]) -> str:
     """The block of README.md."""
-    compared = [rows(contents.get(which)) for which in COLUMNS]
-    lines = [
-        f"| ratio | {' | '.join(COLUMNS.values())} |",
-        f"|---|{'---:|' * len(COLUMNS)}",
-    ]
+    columns = _columns(contents)
+    compared = [rows(contents[which]) for which in columns]
+    lines = [f"| ratio | {' | '.join(columns.values())} |", f"|---|{'---:|' * len(columns)}"]
     for text, name in QUOTED:
         medians = [MISSING if (row := of.get(name)) is None else _median(row) for of in compared]
         if set(medians) != {MISSING}:
@@ -70,10 +72,11 @@ def of_readme(contents: dict[str, Content]) -> str:
 
 def of_page(contents: dict[str, Content]) -> str:
     """The block of the page: all rows that are compared, with their spread."""
-    compared = [rows(contents.get(which)) for which in COLUMNS]
+    columns = _columns(contents)
+    compared = [rows(contents[which]) for which in columns]
     lines = [
-        f"| figure | wanted | {' | '.join(COLUMNS.values())} |",
-        f"|---|---|{'---:|' * len(COLUMNS)}",
+        f"| figure | wanted | {' | '.join(columns.values())} |",
+        f"|---|---|{'---:|' * len(columns)}",
     ]
     wanted = {name: row[0] for of in compared for name, row in of.items()}
     for name, least in wanted.items():

@@ -255,7 +255,11 @@ class Process:
             self._server.wait(20)
         except subprocess.TimeoutExpired:
             self._server.send_signal(self._crash)
-            self._server.wait()
+            try:
+                self._server.wait(20)
+            except subprocess.TimeoutExpired:  # it has been stopped, and hears nothing else
+                self._server.kill()
+                self._server.wait()
 
 
 @contextmanager

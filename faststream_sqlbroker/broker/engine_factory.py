@@ -175,15 +175,16 @@ def evict_read_only_connections(engine: AsyncEngine | Engine) -> None:
 
     After a failover a pool may lead to a server that takes no writes, such as a standby or a
     demoted primary. The statement that gets such an answer fails; the pool then replaces every
-    connection opened before at its next checkout. A broker does so for its own engine. SQLite has
-    no such servers.
+    connection opened before at its next checkout. Call this before the engine connects: only
+    connections that are opened later are evicted. A broker does so for its own engine. SQLite
+    has no such servers.
 
     Raises:
         SetupError: the database is not supported.
     """
     sync_engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
     dialect = create_dialect(sync_engine.dialect, build_tables(SqlBrokerSchemaConfig()))
-    ReadOnlyEvictions(sync_engine, dialect.is_read_only)
+    ReadOnlyEvictions.get_for(sync_engine, dialect.is_read_only)
 
 
 _UNNAMED_STATEMENT_ARGS: dict[str, dict[str, Any]] = {

@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool, Pool
 from typing_extensions import override
 
-from faststream_sqlbroker.database.errors import ErrorClasses
+from faststream_sqlbroker.database.errors import ErrorClasses, iter_causes
 from faststream_sqlbroker.database.operations import UNRESTORED
 from faststream_sqlbroker.exceptions import SetupError, TransientStoreError
 
@@ -45,14 +45,25 @@ class ReadOnlyEvictions:
     """
 
     def __init__(self, engine: Engine, is_read_only: Callable[[BaseException], bool]) -> None:
-        """Watch `engine`; `is_read_only` recognises the server's answer."""
+        """Watch `engine`; `is_read_only` recognises the driver's error of such an answer."""
         self._is_read_only = is_read_only
+        self._lock = threading.Lock()  # threads share a synchronous engine
         self._entries: WeakSet[ConnectionPoolEntry] = WeakSet()
         event.listen(engine, "connect", self._add_entry)
         event.listen(engine, "handle_error", self.handle_error)
 
+    @classmethod
+    def get_for(
+        cls, engine: Engine, is_read_only: Callable[[BaseException], bool]
+    ) -> "ReadOnlyEvictions":
+        """Return those of `engine`: one for all brokers, of which it must keep none alive."""
+        if engine not in _EVICTIONS:
+            _EVICTIONS[engine] = cls(engine, is_read_only)
+        return _EVICTIONS[engine]
+
     def _add_entry(self, _dbapi_connection: Any, entry: ConnectionPoolEntry) -> None:
-        self._entries.add(entry)
+        with self._lock:
+            self._entries.add(entry)
 
     def handle_error(self, context: ExceptionContext) -> None:
         """Evict after an error of a statement that SQLAlchemy has sent."""
@@ -60,9 +71,14 @@ class ReadOnlyEvictions:
 
     def evict_if_read_only(self, error: BaseException) -> None:
         """Evict all connections opened so far if `error` came from a read-only server."""
-        if self._is_read_only(error):
-            for entry in tuple(self._entries):
+        if any(map(self._is_read_only, iter_causes(error))):
+            with self._lock:
+                entries = list(self._entries)
+            for entry in entries:
                 entry.invalidate(soft=True)
+
+
+_EVICTIONS: WeakKeyDictionary[Engine, ReadOnlyEvictions] = WeakKeyDictionary()
 
 
 class Checkouts:
@@ -94,7 +110,8 @@ class Checkouts:
         Called for each engine that is checked out here: the broker's own, and that of LISTEN.
         """
         event.listen(engine.sync_engine, "connect", _record_opened_at)
-        self._evictions.append(ReadOnlyEvictions(engine.sync_engine, self.errors.is_read_only))
+        evictions = ReadOnlyEvictions.get_for(engine.sync_engine, self.dialect.is_read_only)
+        self._evictions.append(evictions)
         self.pools.watch(engine.sync_engine)
         if self.dialect.name == "sqlite":
             event.listen(engine.sync_engine, "invalidate", _roll_back)
@@ -108,6 +125,10 @@ class Checkouts:
         """
         if self.errors.spoils_connection(error):
             self._evicted_before = monotonic()
+        self.evict_if_read_only(error)
+
+    def evict_if_read_only(self, error: BaseException) -> None:
+        """Let the pools leave a read-only server, if `error` came from one."""
         for evictions in self._evictions:
             evictions.evict_if_read_only(error)
 

@@ -173,7 +173,7 @@ class ErrorClasses:
         if isinstance(error, InvalidRequestError):
             msg = f"the given transaction is no longer usable; publish before it ends ({error})"
             return PublishError(msg)
-        if self.dialect.name == "sqlite" and any(is_locked(cause) for cause in _iter_causes(error)):
+        if self.dialect.name == "sqlite" and any(is_locked(cause) for cause in iter_causes(error)):
             msg = (
                 "SQLite cannot let your read transaction write, because another connection has "
                 f"written since it began ({get_driver_message(error)}). Repeat the whole "
@@ -185,22 +185,22 @@ class ErrorClasses:
         return self.to_store_error(error) or error
 
     def _is_denied(self, error: BaseException) -> bool:
-        return any(self.dialect.is_denied(cause) for cause in _iter_causes(error))
+        return any(self.dialect.is_denied(cause) for cause in iter_causes(error))
 
     def is_read_only(self, error: BaseException) -> bool:
         """Return True if `error` is the answer of a server that takes no writes at present."""
-        return any(self.dialect.is_read_only(cause) for cause in _iter_causes(error))
+        return any(self.dialect.is_read_only(cause) for cause in iter_causes(error))
 
     def spoils_connection(self, error: BaseException) -> bool:
         """Return True if the connection that gave `error` must not be used again.
 
         It may still answer: a server that became read-only does, but refuses all writes.
         """
-        return any(self.dialect.spoils_connection(cause) for cause in _iter_causes(error))
+        return any(self.dialect.spoils_connection(cause) for cause in iter_causes(error))
 
     def was_never_sent(self, error: BaseException) -> bool:
         """Return True if the driver refused the statement before sending anything."""
-        return any(self.dialect.was_never_sent(cause) for cause in _iter_causes(error))
+        return any(self.dialect.was_never_sent(cause) for cause in iter_causes(error))
 
     def was_rolled_back(self, error: BaseException) -> bool:
         """Return True if the database rolled the transaction back and still answers.
@@ -211,7 +211,7 @@ class ErrorClasses:
         cause = error.__cause__
         if not isinstance(cause, DBAPIError) or isinstance(error, NotConnectedError):
             return False
-        session_ended = any(self.dialect.ends_session(chained) for chained in _iter_causes(cause))
+        session_ended = any(self.dialect.ends_session(chained) for chained in iter_causes(cause))
         return not (cause.connection_invalidated or session_ended)
 
     def wrote_nothing(self, error: BaseException) -> bool:
@@ -220,7 +220,7 @@ class ErrorClasses:
 
     def waited_for_lock(self, error: BaseException) -> bool:
         """Return True if the statement waited for a lock up to the session's limit."""
-        return any(self.dialect.is_lock_timeout(cause) for cause in _iter_causes(error))
+        return any(self.dialect.is_lock_timeout(cause) for cause in iter_causes(error))
 
     def needs_new_connection(self, error: BaseException) -> bool:
         """Return True if the connection is broken or stale, so that a new connection may work.
@@ -245,11 +245,11 @@ class ErrorClasses:
             isinstance(cause, OSError)
             or self.dialect.is_transient(cause)
             or self.dialect.was_never_sent(cause)
-            for cause in _iter_causes(error)
+            for cause in iter_causes(error)
         )
 
 
-def _iter_causes(error: BaseException | None) -> Iterator[BaseException]:
+def iter_causes(error: BaseException | None) -> Iterator[BaseException]:
     """Yield `error` and all causes, including the driver's own error, which has the code."""
     while error is not None:
         yield error

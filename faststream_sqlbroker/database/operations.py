@@ -202,7 +202,8 @@ class DialectOperations(ClaimedRows, ABC):
     def is_denied(self, error: BaseException) -> bool:
         """Return True if a right or a table is missing; `error` is the driver's own."""
 
-    def is_read_only(self, error: BaseException) -> bool:  # noqa: ARG002
+    @staticmethod
+    def is_read_only(error: BaseException) -> bool:  # noqa: ARG004
         """Return True if the server takes no writes at all at present."""
         return False
 

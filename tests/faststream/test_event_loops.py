@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import gc
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -255,3 +257,17 @@ def test_a_stop_after_an_event_loop_that_was_closed_with_all_its_tasks(
     hang = False
     if not database_url.startswith("sqlite"):
         asyncio.run(go_on())
+
+
+async def test_an_engine_keeps_no_broker_that_has_stopped(tmp_path: Path) -> None:
+    """Your engine may outlive many brokers."""
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
+    brokers = []
+    for _ in range(5):
+        async with SqlBroker(engine, logger=None) as broker:
+            await broker.create_tables()
+        brokers.append(weakref.ref(broker))
+    del broker
+    gc.collect()
+    assert not any(broker() for broker in brokers)
+    await engine.dispose()

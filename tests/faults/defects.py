@@ -8,7 +8,7 @@ from sqlalchemy import text
 
 from faststream_sqlbroker.core.policies.slot_log import SlotLog
 from faststream_sqlbroker.core.rows import ClaimedMessage, ClaimedMessages, ClaimRequest
-from faststream_sqlbroker.database.connections import Checkouts
+from faststream_sqlbroker.database.connections import Checkouts, ReadOnlyEvictions
 from faststream_sqlbroker.database.multi_statement import MarkedLocks
 from faststream_sqlbroker.database.parts.claimed_rows import CLAIMED_COLUMNS
 from faststream_sqlbroker.database.parts.handler_locks import HandlerLock
@@ -217,6 +217,7 @@ def nothing_is_set_apart(_store: Any) -> None:
 def read_only_sessions_stay(_store: Any) -> None:
     """Connections to a server that has said that it is read-only stay in the pool."""
     Checkouts.evict_if_spoiled = lambda _checkouts, _error: None  # type: ignore[method-assign]
+    ReadOnlyEvictions.evict_if_read_only = lambda _evictions, _error: None  # type: ignore[method-assign]
 
 
 def no_idle_limit(store: Any) -> None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import inf
 from typing import Any
 
@@ -101,10 +101,17 @@ def _given_twice(deliveries: list[Delivery], losses: list[Loss]) -> list[Deliver
     """Those of one message that one server has given under the same count."""
     twice = []
     in_order = sorted(deliveries, key=lambda d: (d.deliveries, _claimed_from(d)))
-    for first, then in pairwise(in_order):
-        lost = any(_claimed_from(first) < loss.end and then.claimed >= loss.down for loss in losses)
-        if first.deliveries == then.deliveries and not lost:
-            twice += [first, then]
+    for _, same in groupby(in_order, key=lambda d: d.deliveries):
+        given = list(same)
+        crossed = [
+            [x for x in losses if _claimed_from(first) < x.end and then.claimed >= x.down]
+            for first, then in pairwise(given)
+        ]
+        # Each failover lets one more server give a count.
+        most = 1 + len({id(loss) for each in crossed for loss in each})
+        for both, between in zip(pairwise(given), crossed, strict=True):
+            if len(given) > most or not between:
+                twice += both
     return twice
 
 

@@ -103,6 +103,8 @@ def test_a_delivery_that_one_server_has_given_twice_is_a_finding(business: dict[
     assert rule in broken_after(business, **fields)
     twice[1] = replace(twice[1], claimed=2.5)  # the new primary may have given it
     assert rule not in broken_after(business, **fields)
+    twice.append(replace(twice[1], pid=9, at=3.6, claimed=3.5))  # but not two times
+    assert rule in broken_after(business, **fields)
 
 
 GIVEN_AGAIN = {5: {1, 2}}

@@ -34,8 +34,12 @@ def test_durable_figures_come_first() -> None:
 
 
 def test_a_figure_that_was_not_measured_is_a_dash() -> None:
-    contents = {"check": _content("3.60")}
+    contents = {"check_durable": {**_content("3.60"), "rows": []}, "check": _content("3.60")}
     assert quotes.of_readme(contents).splitlines()[2:] == [f"| {ROW} | – | 3.60 |"]
+
+
+def test_a_result_that_is_not_there_has_no_column() -> None:
+    assert quotes.of_readme({"check": _content("3.60")}).splitlines()[2:] == [f"| {ROW} | 3.60 |"]
 
 
 def test_the_report_names_results_of_other_code() -> None:

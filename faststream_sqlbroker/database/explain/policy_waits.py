@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Row, Select, case, select, text
+from sqlalchemy import ColumnElement, LargeBinary, Row, Select, case, cast, select, text
 
 from faststream_sqlbroker.core.policies import (
     Concurrency,
@@ -239,7 +239,10 @@ class PolicyDetails:
                 keys = {i: header.key(load_headers(stored.get(i))) for i in ids}
             else:
                 c = self.dialect.tables.message.c
-                statement = select(c.id, c.key).where(c.queue == self.queue, c.id.in_(ids))
+                # SQLite: another program may have stored bytes that are no text.
+                key = cast(c.key, LargeBinary) if self.dialect.one_writer else c.key
+                statement = select(c.id, key.label("key"))
+                statement = statement.where(c.queue == self.queue, c.id.in_(ids))
                 keys = {row.id: as_key(row.key) for row in self.connection.execute(statement)}
             self._once_keys |= {i: keys.get(i) for i in ids}
             self._expected |= {key for key in keys.values() if key is not None}

@@ -159,7 +159,7 @@ class Inserts:
             return await connection.run_sync(lambda c: insert_for_caller(self._dialect, c, rows))
         except SQLAlchemyError as error:
             # Errors of asyncpg's own connection pass no listener of the engine.
-            self._database.checkouts.evict_if_spoiled(error)
+            self._database.checkouts.evict_if_read_only(error)
             raise self._errors.convert_caller_error(error) from error
 
     def insert_sync(self, connection: "Connection | Session", rows: Sequence[NewMessage]) -> Ids:

@@ -72,7 +72,8 @@ class MysqlErrors:
         """Return True if the server ended the session, by number."""
         return _get_error_number(error) in SESSION_ENDED
 
-    def is_read_only(self, error: BaseException) -> bool:
+    @staticmethod
+    def is_read_only(error: BaseException) -> bool:
         """Return True if the server takes no writes at present, by number."""
         return _get_error_number(error) in READ_ONLY
 

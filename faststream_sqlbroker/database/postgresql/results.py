@@ -190,7 +190,8 @@ class PostgresqlErrors:
         code = _get_sqlstate(error)
         return code[:2] == "08" or code in _SESSION_ENDED
 
-    def is_read_only(self, error: BaseException) -> bool:
+    @staticmethod
+    def is_read_only(error: BaseException) -> bool:
         """Return True on a standby, and under default_transaction_read_only, by SQLSTATE."""
         return _get_sqlstate(error) == _READ_ONLY
 
