@@ -668,6 +668,7 @@ async def test_after_the_first_success_the_other_loops_try_at_once(
     proxy, store = far
     source = VirtualTime()
     rig.wakeups.clock.use(source)
+    rig.wakeups.outages.count_answers = store.count_answers
     loops = []
     for queue, interval in (("a", 1.0), ("b", 1.7)):
         consumer = rig.consumer(queues=queue, store=store, max_fetch_interval=interval)

@@ -54,11 +54,11 @@ def test_the_report_names_results_of_other_code() -> None:
 
 def test_only_measured_code_changes_the_fingerprint(tmp_path: Path) -> None:
     names = ("faststream_sqlbroker/a.py", "benchmarks/peers/b.py", "benchmarks/report.py")
-    for name in (*names, "docs/page.md", "benchmarks/results/own.json"):
+    for name in (*names, "docs/page", "benchmarks/results/own.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
     before = origin.code(tmp_path)
-    for name in ("docs/page.md", "benchmarks/results/own.json", "benchmarks/report.py"):
+    for name in ("docs/page", "benchmarks/results/own.json", "benchmarks/report.py"):
         (tmp_path / name).write_text("2")
     assert origin.code(tmp_path) == before
     seen = {before}
