@@ -56,7 +56,7 @@ class ReadOnlyEvictions:
     def get_for(
         cls, engine: Engine, is_read_only: Callable[[BaseException], bool]
     ) -> "ReadOnlyEvictions":
-        """Return those of `engine`: one for all brokers, of which it must keep none alive."""
+        """Return the evictions of `engine`. Its brokers share them, and none is kept alive."""
         if engine not in _EVICTIONS:
             _EVICTIONS[engine] = cls(engine, is_read_only)
         return _EVICTIONS[engine]
@@ -128,7 +128,7 @@ class Checkouts:
         self.evict_if_read_only(error)
 
     def evict_if_read_only(self, error: BaseException) -> None:
-        """Let the pools leave a read-only server, if `error` came from one."""
+        """Evict from the pools if `error` came from a read-only server."""
         for evictions in self._evictions:
             evictions.evict_if_read_only(error)
 

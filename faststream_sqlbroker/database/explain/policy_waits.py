@@ -238,15 +238,17 @@ class PolicyDetails:
                 stored = self._rows.read_headers(ids)
                 keys = {i: header.key(load_headers(stored.get(i))) for i in ids}
             else:
-                c = self.dialect.tables.message.c
-                # SQLite: another program may have stored bytes that are no text.
-                key = cast(c.key, LargeBinary) if self.dialect.one_writer else c.key
-                statement = select(c.id, key.label("key"))
-                statement = statement.where(c.queue == self.queue, c.id.in_(ids))
-                keys = {row.id: as_key(row.key) for row in self.connection.execute(statement)}
+                keys = self._read_keys(ids)
             self._once_keys |= {i: keys.get(i) for i in ids}
             self._expected |= {key for key in keys.values() if key is not None}
         return self._once_keys[message.id]
+
+    def _read_keys(self, ids: list[int]) -> dict[int, str | None]:
+        c = self.dialect.tables.message.c
+        # SQLite: another program may have stored bytes that are no text.
+        key = cast(c.key, LargeBinary) if self.dialect.one_writer else c.key
+        statement = select(c.id, key.label("key")).where(c.queue == self.queue, c.id.in_(ids))
+        return {row.id: as_key(row.key) for row in self.connection.execute(statement)}
 
     def load_claim(self, key: str) -> Any:
         """Return the row that claims `key` for the policy Once; None if the key is free.
