@@ -1,4 +1,4 @@
-"""What is told of kept measurements: their code, their settings, and the quoted figures."""
+"""Kept measurements: the code and settings of each, and the figures that pages quote of them."""
 
 import json
 import os
